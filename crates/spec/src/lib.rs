@@ -1,2 +1,21 @@
 //! The run as validated, immutable data: model, grid, layout, and the laws that bind them.
+//!
+//! The grid defines the numbers, the layout only says where they are computed; rows are
+//! free, sums are ordered. This crate knows the shapes and the orders; it computes nothing
+//! and reads nothing but the run file.
+
+mod error;
+pub mod grid;
+pub mod keys;
+pub mod layout;
+pub mod model;
+pub mod run;
+pub mod runfile;
+pub mod tensors;
 pub mod tree;
+
+pub use error::SpecError;
+pub use grid::{Grid, Unit};
+pub use layout::{Coords, Layout, Schedule, Transport};
+pub use model::Model;
+pub use run::Run;

@@ -1,0 +1,139 @@
+//! The grid: the part of a run's definition that names the leaves of every sum.
+
+use std::ops::Range;
+
+use crate::error::SpecError;
+use crate::model::{Model, divisors};
+
+/// How many cells the step is cut into, on each axis. It defines the numbers; which rank
+/// computes a cell does not.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Grid {
+    /// Data cells: the batch of a step in `dp` equal contiguous parts.
+    pub dp: usize,
+    /// Tensor cells: heads, feed-forward width, vocabulary and sequence slices.
+    pub tp: usize,
+    /// Sequences per microbatch.
+    pub microbatch: usize,
+    /// Microbatches of one data cell in a step.
+    pub microbatches: usize,
+}
+
+/// One microbatch of one data cell: the unit of pipeline work.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Unit {
+    /// The data cell, `0..grid.dp`.
+    pub cell: usize,
+    /// The microbatch inside the cell, `0..grid.microbatches`.
+    pub mb: usize,
+}
+
+impl Grid {
+    /// The default number of data cells: the largest power of two, at most 16, that divides
+    /// the microbatches of a step. It does not look at the layout.
+    pub fn default_dp(microbatches_per_step: usize) -> usize {
+        [16, 8, 4, 2].into_iter().find(|d| microbatches_per_step.is_multiple_of(*d)).unwrap_or(1)
+    }
+
+    /// The grid for `batch` sequences of `seq` tokens per step; `dp = None` asks for the default.
+    ///
+    /// # Errors
+    /// Where a size does not divide: the law, every factor, and the nearest possible values.
+    pub fn new(
+        model: &Model,
+        batch: usize,
+        seq: usize,
+        microbatch: usize,
+        dp: Option<usize>,
+        tp: usize,
+    ) -> Result<Self, SpecError> {
+        let factors = format!(
+            "train.batch {batch}, train.seq {seq}, grid.microbatch {microbatch}, grid.dp {}, grid.tp {tp}, heads {}, kv_heads {}, ffn {}, vocab {} padded to {}",
+            dp.map_or("unset".into(), |d| d.to_string()),
+            model.heads,
+            model.kv_heads,
+            model.ffn,
+            model.vocab,
+            model.vocab_padded()
+        );
+        for (key, value) in
+            [("train.batch", batch), ("train.seq", seq), ("grid.microbatch", microbatch), ("grid.tp", tp)]
+        {
+            if value == 0 {
+                return Err(SpecError::law(format!("{key} = 0"), factors, format!("set {key} to at least 1")));
+            }
+        }
+        if dp == Some(0) {
+            return Err(SpecError::law("grid.dp = 0", factors, "set grid.dp to at least 1, or leave it unset"));
+        }
+        if !batch.is_multiple_of(microbatch) {
+            return Err(SpecError::law(
+                format!("grid.microbatch = {microbatch} does not divide train.batch = {batch}"),
+                factors,
+                format!("set grid.microbatch to one of {:?}", divisors(batch)),
+            ));
+        }
+        let per_step = batch / microbatch;
+        let dp = dp.unwrap_or_else(|| Self::default_dp(per_step));
+        if !per_step.is_multiple_of(dp) {
+            return Err(SpecError::law(
+                format!("grid.dp = {dp} does not divide the {per_step} microbatches of a step"),
+                factors,
+                format!(
+                    "set grid.dp to one of {:?}, or train.batch to a multiple of {}",
+                    divisors(per_step),
+                    dp * microbatch
+                ),
+            ));
+        }
+        let cut = [
+            ("model.heads", model.heads),
+            ("model.kv_heads", model.kv_heads),
+            ("model.ffn", model.ffn),
+            ("the padded vocabulary", model.vocab_padded()),
+        ];
+        let possible = |tp: usize| cut.iter().all(|(_, n)| n.is_multiple_of(tp)) && seq.is_multiple_of(2 * tp);
+        let remedy = || {
+            let ok: Vec<_> = (1..=model.kv_heads).filter(|t| possible(*t)).collect();
+            if ok.is_empty() {
+                format!("set train.seq to an even number, such as {}", seq + 1)
+            } else {
+                format!("set grid.tp to one of {ok:?}, or change the size that it does not divide")
+            }
+        };
+        for (key, value) in cut {
+            if !value.is_multiple_of(tp) {
+                return Err(SpecError::law(
+                    format!("grid.tp = {tp} does not divide {key} = {value}"),
+                    factors,
+                    remedy(),
+                ));
+            }
+        }
+        if !seq.is_multiple_of(2 * tp) {
+            return Err(SpecError::law(
+                format!("2 x grid.tp = {} does not divide train.seq = {seq}", 2 * tp),
+                factors,
+                remedy(),
+            ));
+        }
+        Ok(Self { dp, tp, microbatch, microbatches: per_step / dp })
+    }
+
+    /// Sequences in a step.
+    pub fn batch(&self) -> usize {
+        self.dp * self.microbatches * self.microbatch
+    }
+
+    /// Which sequences of the step's batch `unit` holds, ascending.
+    pub fn sequences(&self, unit: Unit) -> Range<usize> {
+        let first = (unit.cell * self.microbatches + unit.mb) * self.microbatch;
+        first..first + self.microbatch
+    }
+
+    /// The units of a range of data cells, in the order in which their weight gradients add up.
+    pub fn units(&self, cells: Range<usize>) -> impl Iterator<Item = Unit> + use<> {
+        let microbatches = self.microbatches;
+        cells.flat_map(move |cell| (0..microbatches).map(move |mb| Unit { cell, mb }))
+    }
+}

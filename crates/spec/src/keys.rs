@@ -1,0 +1,113 @@
+//! Every key of a run file, as data: the parser, the resolved copy and the help read this table.
+
+/// What a value must be.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Kind {
+    /// A count; takes suffixes K, M, G, T (decimal) and Ki, Mi, Gi (binary) as a string.
+    Int,
+    /// A number.
+    Float,
+    /// true or false.
+    Bool,
+    /// A word or path.
+    Text,
+    /// A list of words or paths.
+    Texts,
+    /// A list of counts.
+    Ints,
+}
+
+impl Kind {
+    /// For error messages.
+    pub fn expected(self) -> &'static str {
+        match self {
+            Kind::Int => "a whole number, such as 8 or \"16Ki\"",
+            Kind::Float => "a number, such as 3e-4",
+            Kind::Bool => "true or false",
+            Kind::Text => "a text, such as \"synthetic\"",
+            Kind::Texts => "a list of texts, such as [\"a.txt\", \"b.txt\"]",
+            Kind::Ints => "a list of whole numbers, such as [3, 1]",
+        }
+    }
+}
+
+/// One key.
+#[derive(Debug)]
+pub struct Key {
+    /// Section and name.
+    pub path: &'static str,
+    /// What it takes.
+    pub kind: Kind,
+    /// The default, as TOML; empty: unset.
+    pub default: &'static str,
+    /// True if it is part of the run's definition: it may change the digest.
+    pub defines: bool,
+    /// One line.
+    pub doc: &'static str,
+}
+
+macro_rules! keys {
+    ($($path:literal $kind:ident $default:literal $defines:literal $doc:literal;)+) => {
+        /// The table, in the order of the resolved run file.
+        pub const KEYS: &[Key] = &[$(Key { path: $path, kind: Kind::$kind, default: $default, defines: $defines, doc: $doc }),+];
+    };
+}
+
+keys! {
+    "model.preset" Text "" false "shape to start from: nano, tiny, demo, S, M, L";
+    "model.hidden" Int "" true "width of the residual stream";
+    "model.layers" Int "" true "decoder layers";
+    "model.heads" Int "" true "query heads";
+    "model.kv_heads" Int "" true "key/value heads; divides heads";
+    "model.head_dim" Int "" true "width of a head; hidden / heads unless set";
+    "model.ffn" Int "" true "inner width of the SwiGLU";
+    "model.vocab" Int "" true "token ids";
+    "model.rope_theta" Float "10000.0" true "base of the rotary angles";
+    "model.norm_eps" Float "1e-5" true "added to the mean square in a norm";
+    "model.qk_norm" Bool "false" true "RMSNorm on query and key heads";
+    "model.tied" Bool "false" true "output projection = embedding";
+    "model.init_std" Float "0.02" true "standard deviation of the initial matrices";
+    "data.source" Text "\"cargo\"" true "cargo, synthetic or text";
+    "data.paths" Texts "[]" true "text files and folders (source = \"text\")";
+    "data.validation_paths" Texts "[]" true "text files and folders held out";
+    "data.validation" Float "0.05" true "share of documents held out where validation_paths is empty";
+    "data.masks" Bool "true" true "documents in a sequence do not see each other; positions restart";
+    "data.eod" Bool "true" true "an end-of-document token (id 256) after every document";
+    "data.seed" Int "1" true "seed of the data order";
+    "train.steps" Int "" true "optimizer steps";
+    "train.batch" Int "" true "sequences per step";
+    "train.seq" Int "" true "tokens per sequence";
+    "train.lr" Float "1e-3" true "peak learning rate";
+    "train.lr_min" Float "0.0" true "learning rate at the end";
+    "train.schedule" Text "\"cosine\"" true "after the warm-up: cosine, linear or constant";
+    "train.warmup" Int "0" true "steps of linear warm-up";
+    "train.beta1" Float "0.9" true "AdamW";
+    "train.beta2" Float "0.95" true "AdamW";
+    "train.eps" Float "1e-8" true "AdamW";
+    "train.weight_decay" Float "0.1" true "AdamW, on matrices only";
+    "train.clip" Float "1.0" true "limit of the global gradient norm; 0: none";
+    "train.seed" Int "1" true "seed of the initial weights";
+    "train.eval_every" Int "0" false "steps between validations; 0: none but at the end";
+    "train.eval_sequences" Int "16" false "sequences in a validation";
+    "grid.dp" Int "" true "data cells; unset: the largest power of two, at most 16, that divides the microbatches of a step";
+    "grid.tp" Int "1" true "tensor cells";
+    "grid.microbatch" Int "1" true "sequences per microbatch";
+    "layout.dp" Int "1" false "ranks on the data axis";
+    "layout.tp" Int "1" false "ranks on the tensor axis";
+    "layout.pp" Int "1" false "ranks on the pipeline axis";
+    "layout.vpp" Int "" false "chunks per rank (2 for interleaved unless set)";
+    "layout.schedule" Text "\"1f1b\"" false "gpipe, 1f1b or interleaved";
+    "layout.zero" Int "0" false "1: optimizer state sharded over dp";
+    "layout.threads" Int "" false "threads per rank; unset: all cores at one rank, else 1";
+    "layout.transport" Text "\"shm\"" false "shm, tcp or threads";
+    "layout.cells" Ints "" false "data cells of each dp rank, such as [3, 1]";
+    "layout.stages" Ints "" false "layers of each chunk, such as [1, 3]";
+    "checkpoint.every" Int "0" false "steps between checkpoints; 0: only at the end";
+    "checkpoint.keep" Int "2" false "checkpoints kept";
+    "cluster.ranks_per_host" Int "" false "ranks that share a host; unset: all";
+}
+
+/// The key of a path.
+pub fn key(path: &str) -> Option<&'static Key> {
+    KEYS.iter().find(|k| k.path == path)
+}

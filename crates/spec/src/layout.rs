@@ -1,0 +1,363 @@
+//! The layout: which rank hosts which cells and layers. It says where numbers are computed, never what they are.
+//!
+//! [`Layout`] is the one type that owns this; [`Layout::resolve`] is the one place of its law.
+
+use std::fmt;
+use std::ops::Range;
+use std::str::FromStr;
+
+use crate::error::SpecError;
+use crate::grid::Grid;
+use crate::model::{Model, divisors};
+
+/// The order of forward and backward work on a pipeline.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum Schedule {
+    /// All forwards, then all backwards.
+    GPipe,
+    /// One forward, one backward, once the pipeline is full.
+    OneFOneB,
+    /// 1F1B over several chunks of layers per rank.
+    Interleaved,
+}
+
+/// How the bytes travel between ranks.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum Transport {
+    /// One process per rank, shared memory.
+    Shm,
+    /// One process per rank, TCP sockets.
+    Tcp,
+    /// All ranks are threads of one process.
+    Threads,
+}
+
+macro_rules! words {
+    ($type:ident: $($variant:ident = $word:literal),+) => {
+        impl $type {
+            /// Every value, as written in a run file.
+            pub const WORDS: &'static [&'static str] = &[$($word),+];
+        }
+        impl fmt::Display for $type {
+            fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                f.write_str(match self { $(Self::$variant => $word),+ })
+            }
+        }
+        impl FromStr for $type {
+            type Err = String;
+            fn from_str(word: &str) -> Result<Self, String> {
+                match word { $($word => Ok(Self::$variant),)+ _ => Err(format!("one of {}", Self::WORDS.join(", "))) }
+            }
+        }
+    };
+}
+pub(crate) use words;
+
+words!(Schedule: GPipe = "gpipe", OneFOneB = "1f1b", Interleaved = "interleaved");
+words!(Transport: Shm = "shm", Tcp = "tcp", Threads = "threads");
+
+/// What a run file asks for, before the law.
+#[derive(Debug, Clone, PartialEq)]
+pub struct LayoutRequest {
+    /// `layout.dp`
+    pub dp: usize,
+    /// `layout.tp`
+    pub tp: usize,
+    /// `layout.pp`
+    pub pp: usize,
+    /// `layout.vpp`, chunks per rank.
+    pub vpp: Option<usize>,
+    /// `layout.schedule`
+    pub schedule: Schedule,
+    /// `layout.zero`
+    pub zero: usize,
+    /// `layout.threads`, threads per rank.
+    pub threads: Option<usize>,
+    /// `layout.transport`
+    pub transport: Transport,
+    /// `layout.cells`: data cells of each dp rank.
+    pub cells: Option<Vec<usize>>,
+    /// `layout.stages`: layers of each chunk, `pp x vpp` numbers.
+    pub stages: Option<Vec<usize>>,
+    /// `cluster.ranks_per_host`
+    pub ranks_per_host: Option<usize>,
+}
+
+/// Where a rank stands on each axis.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub struct Coords {
+    /// Position on the data axis.
+    pub dp: usize,
+    /// Position on the pipeline axis.
+    pub pp: usize,
+    /// Position on the tensor axis.
+    pub tp: usize,
+}
+
+/// A validated layout of one grid and model.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Layout {
+    /// Ranks on the data axis.
+    pub dp: usize,
+    /// Ranks on the tensor axis.
+    pub tp: usize,
+    /// Ranks on the pipeline axis.
+    pub pp: usize,
+    /// Chunks of layers per rank.
+    pub vpp: usize,
+    /// Order of pipeline work.
+    pub schedule: Schedule,
+    /// 1: optimizer state is sharded over the data axis; 0: replicated.
+    pub zero: usize,
+    /// Threads per rank.
+    pub threads: usize,
+    /// How bytes travel.
+    pub transport: Transport,
+    /// Data cells of each dp rank: contiguous, ascending, none empty.
+    pub cells: Vec<Range<usize>>,
+    /// Layers of each chunk; chunk `c` lives on pipeline position `c % pp`.
+    pub stages: Vec<Range<usize>>,
+    /// Ranks of one host, contiguous; `None`: all on one.
+    pub ranks_per_host: Option<usize>,
+}
+
+impl Layout {
+    /// The layout that `request` asks for over `grid`, on a machine with `cores`.
+    ///
+    /// # Errors
+    /// The broken law with every factor and the nearest possible values.
+    pub fn resolve(request: &LayoutRequest, grid: &Grid, model: &Model, cores: usize) -> Result<Self, SpecError> {
+        let law = Law { request, grid, model };
+        law.positive()?;
+        let LayoutRequest { dp, tp, pp, schedule, zero, .. } = *request;
+        if dp > grid.dp {
+            return Err(law.broken(
+                format!("layout.dp = {dp} needs at least {dp} data cells, but grid.dp = {}", grid.dp),
+                format!(
+                    "set layout.dp to at most {}, or raise grid.dp (a divisor of the {} microbatches of a step; it changes the numbers)",
+                    grid.dp,
+                    grid.dp * grid.microbatches
+                ),
+            ));
+        }
+        if !grid.tp.is_multiple_of(tp) {
+            let more = if tp > grid.tp && model.kv_heads.is_multiple_of(tp) {
+                format!(", or raise grid.tp to {tp} (it changes the numbers)")
+            } else {
+                String::new()
+            };
+            return Err(law.broken(
+                format!("layout.tp = {tp} does not divide grid.tp = {}", grid.tp),
+                format!("set layout.tp to one of {:?}{more}", divisors(grid.tp)),
+            ));
+        }
+        let vpp = law.chunks_per_rank()?;
+        if zero > 1 {
+            return Err(law.broken(
+                format!("layout.zero = {zero} is not built yet"),
+                "set layout.zero to 0 (replicated optimizer) or 1 (sharded optimizer)".into(),
+            ));
+        }
+        let cells = law.split("layout.cells", request.cells.as_deref(), dp, grid.dp, "data cells")?;
+        let stages = law.split("layout.stages", request.stages.as_deref(), pp * vpp, model.layers, "layers")?;
+        let world = dp * tp * pp;
+        if let Some(per_host) = request.ranks_per_host
+            && !world.is_multiple_of(per_host)
+        {
+            return Err(law.broken(
+                format!("cluster.ranks_per_host = {per_host} does not divide the {world} ranks"),
+                format!("set cluster.ranks_per_host to one of {:?}, or leave it unset", divisors(world)),
+            ));
+        }
+        let threads = request.threads.unwrap_or(if world == 1 { cores.max(1) } else { 1 });
+        let transport = request.transport;
+        Ok(Self {
+            dp,
+            tp,
+            pp,
+            vpp,
+            schedule,
+            zero,
+            threads,
+            transport,
+            cells,
+            stages,
+            ranks_per_host: request.ranks_per_host,
+        })
+    }
+
+    /// Number of ranks.
+    pub fn world(&self) -> usize {
+        self.dp * self.tp * self.pp
+    }
+
+    /// Chunks of layers in the whole pipeline.
+    pub fn chunks(&self) -> usize {
+        self.pp * self.vpp
+    }
+
+    /// The rank at `at`: tensor innermost, then pipeline, data outermost.
+    pub fn rank(&self, at: Coords) -> usize {
+        (at.dp * self.pp + at.pp) * self.tp + at.tp
+    }
+
+    /// Where `rank` stands.
+    pub fn coords(&self, rank: usize) -> Coords {
+        Coords { dp: rank / (self.pp * self.tp), pp: rank / self.tp % self.pp, tp: rank % self.tp }
+    }
+
+    /// The tensor cells of tensor position `tp`, of the grid's `cells`.
+    pub fn tensor_cells(&self, tp: usize, cells: usize) -> Range<usize> {
+        let each = cells / self.tp;
+        tp * each..(tp + 1) * each
+    }
+
+    /// The pipeline position of a chunk.
+    pub fn chunk_pp(&self, chunk: usize) -> usize {
+        chunk % self.pp
+    }
+
+    /// The chunks of pipeline position `pp`, ascending.
+    pub fn chunks_of(&self, pp: usize) -> impl Iterator<Item = usize> + use<> {
+        (pp..self.chunks()).step_by(self.pp)
+    }
+
+    /// The chunk that holds `layer`.
+    pub fn chunk_of_layer(&self, layer: usize) -> usize {
+        self.stages.iter().position(|s| s.contains(&layer)).expect("stages cover every layer")
+    }
+
+    /// The host of `rank`.
+    pub fn host(&self, rank: usize) -> usize {
+        self.ranks_per_host.map_or(0, |n| rank / n)
+    }
+}
+
+impl fmt::Display for Layout {
+    /// One line, such as `dp2 x tp2 x pp2 1f1b zero1 shm`.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "dp{} x tp{} x pp{}", self.dp, self.tp, self.pp)?;
+        if self.pp > 1 {
+            write!(f, " {}", self.schedule)?;
+            if self.vpp > 1 {
+                write!(f, " vpp{}", self.vpp)?;
+            }
+        }
+        write!(f, " zero{} {} threads{}", self.zero, self.transport, self.threads)
+    }
+}
+
+/// The validity law, with its operands.
+struct Law<'a> {
+    request: &'a LayoutRequest,
+    grid: &'a Grid,
+    model: &'a Model,
+}
+
+impl Law<'_> {
+    fn broken(&self, what: String, remedy: String) -> SpecError {
+        let r = self.request;
+        let vpp = r.vpp.map_or("unset".into(), |v| v.to_string());
+        let factors = format!(
+            "layout.dp {} x layout.tp {} x layout.pp {} = {} ranks, layout.vpp {vpp}, schedule {}, zero {}; grid.dp {}, grid.tp {}, {} microbatches of {} sequences per cell; {} layers, {} heads, {} kv_heads",
+            r.dp,
+            r.tp,
+            r.pp,
+            r.dp * r.tp * r.pp,
+            r.schedule,
+            r.zero,
+            self.grid.dp,
+            self.grid.tp,
+            self.grid.microbatches,
+            self.grid.microbatch,
+            self.model.layers,
+            self.model.heads,
+            self.model.kv_heads
+        );
+        SpecError::law(what, factors, remedy)
+    }
+
+    fn positive(&self) -> Result<(), SpecError> {
+        let r = self.request;
+        let keys = [
+            ("layout.dp", Some(r.dp)),
+            ("layout.tp", Some(r.tp)),
+            ("layout.pp", Some(r.pp)),
+            ("layout.vpp", r.vpp),
+            ("layout.threads", r.threads),
+            ("cluster.ranks_per_host", r.ranks_per_host),
+        ];
+        match keys.into_iter().find(|(_, value)| *value == Some(0)) {
+            Some((key, _)) => Err(self.broken(format!("{key} = 0"), format!("set {key} to at least 1"))),
+            None => Ok(()),
+        }
+    }
+
+    fn chunks_per_rank(&self) -> Result<usize, SpecError> {
+        let r = self.request;
+        let layers = self.model.layers;
+        if r.pp > layers {
+            return Err(self.broken(
+                format!("layout.pp = {} asks for more stages than the {layers} layers of the model", r.pp),
+                format!("set layout.pp to at most {layers}"),
+            ));
+        }
+        if r.pp == 1 {
+            // One stage: every schedule is plain accumulation.
+            return Ok(1);
+        }
+        let vpp = match (r.schedule, r.vpp) {
+            (Schedule::Interleaved, None) => 2,
+            (Schedule::Interleaved, Some(v)) => v,
+            (_, None | Some(1)) => 1,
+            (schedule, Some(v)) => {
+                return Err(self.broken(
+                    format!("layout.vpp = {v} with layout.schedule = {schedule}, which keeps one chunk per rank"),
+                    "set layout.schedule to interleaved, or leave layout.vpp unset".into(),
+                ));
+            }
+        };
+        if r.pp * vpp > layers {
+            return Err(self.broken(
+                format!("layout.pp = {} x layout.vpp = {vpp} asks for {} chunks of {layers} layers", r.pp, r.pp * vpp),
+                format!(
+                    "set layout.vpp to at most {}, or layout.pp to at most {}",
+                    (layers / r.pp).max(1),
+                    (layers / vpp).max(1)
+                ),
+            ));
+        }
+        Ok(vpp)
+    }
+
+    /// Contiguous parts of `total`: the given counts, or as even as possible with the larger ones first.
+    fn split(
+        &self,
+        key: &str,
+        counts: Option<&[usize]>,
+        parts: usize,
+        total: usize,
+        what: &str,
+    ) -> Result<Vec<Range<usize>>, SpecError> {
+        let even: Vec<usize> = (0..parts).map(|i| total / parts + usize::from(i < total % parts)).collect();
+        let counts = counts.unwrap_or(&even);
+        if counts.len() != parts || counts.iter().sum::<usize>() != total || counts.contains(&0) {
+            return Err(self.broken(
+                format!(
+                    "{key} = {counts:?} must be {parts} numbers of at least 1 that add up to the {total} {what} (it has {}, adding up to {})",
+                    counts.len(),
+                    counts.iter().sum::<usize>()
+                ),
+                format!("leave {key} unset, or set it to such as {even:?}"),
+            ));
+        }
+        let mut at = 0;
+        Ok(counts
+            .iter()
+            .map(|n| {
+                at += n;
+                at - n..at
+            })
+            .collect())
+    }
+}

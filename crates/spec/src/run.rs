@@ -1,0 +1,283 @@
+//! A whole run: every section, validated.
+
+use std::fmt;
+use std::path::Path;
+use std::str::FromStr;
+
+use crate::error::SpecError;
+use crate::grid::Grid;
+use crate::layout::{Layout, LayoutRequest, Schedule, Transport, words};
+use crate::model::Model;
+use crate::runfile::Values;
+
+/// Where the text comes from.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Source {
+    /// Sources of the crates that the binary is built from.
+    Cargo,
+    /// A seeded language of known entropy.
+    Synthetic,
+    /// Text files and folders.
+    Text,
+}
+words!(Source: Cargo = "cargo", Synthetic = "synthetic", Text = "text");
+
+/// The learning rate after the warm-up.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum LrSchedule {
+    /// Half a cosine from the peak to the minimum.
+    Cosine,
+    /// A straight line from the peak to the minimum.
+    Linear,
+    /// The peak.
+    Constant,
+}
+words!(LrSchedule: Cosine = "cosine", Linear = "linear", Constant = "constant");
+
+/// `[data]`
+#[derive(Debug, Clone, PartialEq)]
+pub struct DataConfig {
+    /// Where the text comes from.
+    pub source: Source,
+    /// Text files and folders, as written.
+    pub paths: Vec<String>,
+    /// Text files and folders held out, as written.
+    pub validation_paths: Vec<String>,
+    /// Share of documents held out where `validation_paths` is empty.
+    pub validation: f64,
+    /// Documents packed into one sequence do not see each other; positions restart.
+    pub masks: bool,
+    /// An end-of-document token after every document.
+    pub eod: bool,
+    /// Seed of the data order.
+    pub seed: u64,
+}
+
+/// `[train]`; steps count from 1.
+#[derive(Debug, Clone, PartialEq)]
+pub struct TrainConfig {
+    /// Optimizer steps.
+    pub steps: u64,
+    /// Tokens per sequence.
+    pub seq: usize,
+    /// Peak learning rate.
+    pub lr: f64,
+    /// Learning rate at the last step.
+    pub lr_min: f64,
+    /// What follows the warm-up.
+    pub schedule: LrSchedule,
+    /// Steps of linear warm-up.
+    pub warmup: u64,
+    /// AdamW's first decay.
+    pub beta1: f64,
+    /// AdamW's second decay.
+    pub beta2: f64,
+    /// AdamW's epsilon.
+    pub eps: f64,
+    /// Decoupled weight decay, on matrices only.
+    pub weight_decay: f64,
+    /// Limit of the global gradient norm; 0: none.
+    pub clip: f64,
+    /// Seed of the initial weights.
+    pub seed: u64,
+    /// Steps between validations; 0: only at the end.
+    pub eval_every: u64,
+    /// Sequences in a validation.
+    pub eval_sequences: usize,
+}
+
+/// `[checkpoint]`
+#[derive(Debug, Clone, PartialEq)]
+pub struct CheckpointConfig {
+    /// Steps between checkpoints; 0: only at the end.
+    pub every: u64,
+    /// Checkpoints kept.
+    pub keep: usize,
+}
+
+/// A validated run.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Run {
+    /// The shape of the model.
+    pub model: Model,
+    /// Where the tokens come from.
+    pub data: DataConfig,
+    /// How the model is trained.
+    pub train: TrainConfig,
+    /// What the numbers are.
+    pub grid: Grid,
+    /// Where they are computed.
+    pub layout: Layout,
+    /// When state goes to disk.
+    pub checkpoint: CheckpointConfig,
+    /// Every value with its origin.
+    pub values: Values,
+}
+
+impl Run {
+    /// Reads and validates the run file at `path` under `sets` (`key=value`), for a machine with `cores`.
+    ///
+    /// # Errors
+    /// Everything in [`SpecError`]; nothing was written.
+    pub fn load(path: &Path, sets: &[String], cores: usize) -> Result<Self, SpecError> {
+        let text = std::fs::read_to_string(path).map_err(|source| SpecError::Read { path: path.to_owned(), source })?;
+        Self::parse(&text, &path.display().to_string(), sets, cores)
+    }
+
+    /// The same from the text of a run file called `name`.
+    ///
+    /// # Errors
+    /// Everything in [`SpecError`] but `Read`.
+    pub fn parse(text: &str, name: &str, sets: &[String], cores: usize) -> Result<Self, SpecError> {
+        let values = Values::parse(text, name, sets)?;
+        let model = model(&values)?;
+        model.check()?;
+        let train = train(&values)?;
+        let batch = values.need("train.batch")?;
+        let (microbatch, tp) = (values.need("grid.microbatch")?, values.need("grid.tp")?);
+        let grid = Grid::new(&model, batch, train.seq, microbatch, values.int("grid.dp"), tp)?;
+        let request = LayoutRequest {
+            dp: values.need("layout.dp")?,
+            tp: values.need("layout.tp")?,
+            pp: values.need("layout.pp")?,
+            vpp: values.int("layout.vpp"),
+            schedule: word::<Schedule>(&values, "layout.schedule")?,
+            zero: values.need("layout.zero")?,
+            threads: values.int("layout.threads"),
+            transport: word::<Transport>(&values, "layout.transport")?,
+            cells: values.ints("layout.cells"),
+            stages: values.ints("layout.stages"),
+            ranks_per_host: values.int("cluster.ranks_per_host"),
+        };
+        let layout = Layout::resolve(&request, &grid, &model, cores)?;
+        let data = data(&values, &model)?;
+        let checkpoint = CheckpointConfig {
+            every: values.need("checkpoint.every")? as u64,
+            keep: values.need("checkpoint.keep")?.max(1),
+        };
+        Ok(Self { model, data, train, grid, layout, checkpoint, values })
+    }
+
+    /// Two runs with the same definition have the same digest, whatever their layouts.
+    pub fn definition(&self) -> String {
+        let resolved = format!("\n[resolved]\ngrid.dp = {}\nmodel.head_dim = {}\n", self.grid.dp, self.model.head_dim);
+        self.values.definition() + &resolved
+    }
+
+    /// Tokens of one step, with those that have no target.
+    pub fn tokens_per_step(&self) -> usize {
+        self.grid.batch() * self.train.seq
+    }
+}
+
+fn word<T: FromStr<Err = String> + fmt::Display>(values: &Values, path: &str) -> Result<T, SpecError> {
+    let text = values.text(path).unwrap_or_default();
+    text.parse().map_err(|expected| values.refuse(path, expected))
+}
+
+fn model(values: &Values) -> Result<Model, SpecError> {
+    let float = |path| values.float(path).expect("has a default");
+    let (hidden, heads) = (values.need("model.hidden")?, values.need("model.heads")?);
+    let head_dim = match values.int("model.head_dim") {
+        Some(dim) => dim,
+        None if heads > 0 && hidden % heads == 0 => hidden / heads,
+        None => return values.need("model.head_dim").map(|_| unreachable!()),
+    };
+    Ok(Model {
+        hidden,
+        layers: values.need("model.layers")?,
+        heads,
+        kv_heads: values.int("model.kv_heads").unwrap_or(heads),
+        head_dim,
+        ffn: values.need("model.ffn")?,
+        vocab: values.need("model.vocab")?,
+        rope_theta: float("model.rope_theta"),
+        norm_eps: float("model.norm_eps") as f32,
+        qk_norm: values.bool("model.qk_norm").expect("has a default"),
+        tied: values.bool("model.tied").expect("has a default"),
+        init_std: float("model.init_std") as f32,
+    })
+}
+
+fn train(values: &Values) -> Result<TrainConfig, SpecError> {
+    let float = |path| values.float(path).expect("has a default");
+    let train = TrainConfig {
+        steps: values.need("train.steps")? as u64,
+        seq: values.need("train.seq")?,
+        lr: float("train.lr"),
+        lr_min: float("train.lr_min"),
+        schedule: word(values, "train.schedule")?,
+        warmup: values.need("train.warmup")? as u64,
+        beta1: float("train.beta1"),
+        beta2: float("train.beta2"),
+        eps: float("train.eps"),
+        weight_decay: float("train.weight_decay"),
+        clip: float("train.clip"),
+        seed: values.need("train.seed")? as u64,
+        eval_every: values.need("train.eval_every")? as u64,
+        eval_sequences: values.need("train.eval_sequences")?,
+    };
+    let unit = 0.0..1.0;
+    let sound = train.steps > 0
+        && train.warmup <= train.steps
+        && train.lr >= 0.0
+        && train.lr_min >= 0.0
+        && unit.contains(&train.beta1)
+        && unit.contains(&train.beta2)
+        && train.eps > 0.0
+        && train.weight_decay >= 0.0
+        && train.clip >= 0.0;
+    if sound {
+        return Ok(train);
+    }
+    Err(SpecError::law(
+        "[train] needs steps >= 1, warmup <= steps, betas in 0..1, eps > 0, and no negative lr, lr_min, weight_decay or clip",
+        format!(
+            "steps {}, warmup {}, lr {}, lr_min {}, beta1 {}, beta2 {}, eps {}, weight_decay {}, clip {}",
+            train.steps,
+            train.warmup,
+            train.lr,
+            train.lr_min,
+            train.beta1,
+            train.beta2,
+            train.eps,
+            train.weight_decay,
+            train.clip
+        ),
+        "mend the one that is out of range",
+    ))
+}
+
+fn data(values: &Values, model: &Model) -> Result<DataConfig, SpecError> {
+    let data = DataConfig {
+        source: word(values, "data.source")?,
+        paths: values.texts("data.paths"),
+        validation_paths: values.texts("data.validation_paths"),
+        validation: values.float("data.validation").expect("has a default"),
+        masks: values.bool("data.masks").expect("has a default"),
+        eod: values.bool("data.eod").expect("has a default"),
+        seed: values.need("data.seed")? as u64,
+    };
+    let needed = 256 + usize::from(data.eod);
+    if model.vocab < needed {
+        return Err(SpecError::law(
+            format!("byte-level text needs model.vocab >= {needed}, but it is {}", model.vocab),
+            format!("256 bytes, data.eod = {} adds {}", data.eod, needed - 256),
+            format!("set model.vocab to {needed}{}", if data.eod { ", or data.eod to false" } else { "" }),
+        ));
+    }
+    if data.source == Source::Text && data.paths.is_empty() {
+        return Err(SpecError::Missing {
+            key: "data.paths".into(),
+            hint: "data.source = \"text\" reads it: set it to text files or folders".into(),
+        });
+    }
+    if !(0.0..1.0).contains(&data.validation) {
+        return Err(SpecError::law(
+            format!("data.validation = {} is not a share of the documents", data.validation),
+            format!("data.validation {}", data.validation),
+            "set it to at least 0 and below 1, such as 0.05",
+        ));
+    }
+    Ok(data)
+}

@@ -1,0 +1,207 @@
+//! A run file as typed values with their origins: default < preset < file < `--set`.
+
+use std::collections::BTreeMap;
+
+use toml::Value;
+
+use crate::error::SpecError;
+use crate::keys::{KEYS, Key, Kind, key};
+use crate::model::{PRESETS, preset_names};
+
+/// Every set key with its value and where it came from.
+#[derive(Debug, Clone, Default, PartialEq)]
+pub struct Values {
+    set: BTreeMap<&'static str, (Value, String)>,
+}
+
+impl Values {
+    /// Reads `text` (a run file named `name`), then `sets` (`key=value`, the last wins), over presets and defaults.
+    ///
+    /// # Errors
+    /// Broken TOML, unknown or mistyped keys, an unknown preset.
+    pub fn parse(text: &str, name: &str, sets: &[String]) -> Result<Self, SpecError> {
+        let mut written = Self::default();
+        let syntax = |path: &str, e: toml::de::Error| SpecError::Syntax { path: path.into(), message: e.to_string() };
+        let table: toml::Table = text.parse().map_err(|e| syntax(name, e))?;
+        written.take("", &table, name)?;
+        for set in sets {
+            let origin = format!("--set {set}");
+            let Some((path, value)) = set.split_once('=') else {
+                return Err(SpecError::Syntax {
+                    path: origin,
+                    message: "expected key=value, such as layout.dp=2".into(),
+                });
+            };
+            // A bare word is a text: `layout.schedule=gpipe` needs no quotes.
+            let value = format!("v = {value}")
+                .parse::<toml::Table>()
+                .map_or_else(|_| Value::String(value.into()), |mut t| t.remove("v").expect("just written"));
+            written.put(path.trim(), value, &origin)?;
+        }
+        let mut all = Self::default();
+        for known in KEYS.iter().filter(|k| !k.default.is_empty()) {
+            let mut table: toml::Table = format!("v = {}", known.default).parse().expect("defaults are TOML");
+            all.put(known.path, table.remove("v").expect("just written"), "default")?;
+        }
+        if let Some(preset) = written.text("model.preset") {
+            let Some((_, shape)) = PRESETS.iter().find(|(name, _)| *name == preset) else {
+                return Err(SpecError::WrongType {
+                    key: "model.preset".into(),
+                    given: format!("{preset:?}"),
+                    origin: written.set["model.preset"].1.clone(),
+                    expected: format!("one of {}", preset_names()),
+                });
+            };
+            let names = ["hidden", "layers", "heads", "kv_heads", "head_dim", "ffn", "vocab"];
+            for (field, value) in names.iter().zip(shape) {
+                all.put(&format!("model.{field}"), Value::Integer(*value as i64), &format!("preset {preset}"))?;
+            }
+        }
+        all.set.append(&mut written.set);
+        Ok(all)
+    }
+
+    fn take(&mut self, section: &str, table: &toml::Table, name: &str) -> Result<(), SpecError> {
+        for (field, value) in table {
+            let path = if section.is_empty() { field.clone() } else { format!("{section}.{field}") };
+            match value {
+                Value::Table(inner) if section.is_empty() => self.take(&path, inner, name)?,
+                _ => self.put(&path, value.clone(), name)?,
+            }
+        }
+        Ok(())
+    }
+
+    fn put(&mut self, path: &str, value: Value, origin: &str) -> Result<(), SpecError> {
+        let known = key(path).ok_or_else(|| unknown(path, origin))?;
+        let value = typed(known, value).map_err(|given| SpecError::WrongType {
+            key: path.into(),
+            given,
+            origin: origin.into(),
+            expected: known.kind.expected().into(),
+        })?;
+        self.set.insert(known.path, (value, origin.into()));
+        Ok(())
+    }
+
+    /// A word, if set.
+    pub fn text(&self, path: &str) -> Option<&str> {
+        self.set.get(path).and_then(|(v, _)| v.as_str())
+    }
+
+    /// A count, if set.
+    pub fn int(&self, path: &str) -> Option<usize> {
+        self.set.get(path).and_then(|(v, _)| v.as_integer()).map(|n| n as usize)
+    }
+
+    /// A number, if set.
+    pub fn float(&self, path: &str) -> Option<f64> {
+        self.set.get(path).and_then(|(v, _)| v.as_float())
+    }
+
+    /// A switch, if set.
+    pub fn bool(&self, path: &str) -> Option<bool> {
+        self.set.get(path).and_then(|(v, _)| v.as_bool())
+    }
+
+    /// A list of words, empty if unset.
+    pub fn texts(&self, path: &str) -> Vec<String> {
+        let list = self.set.get(path).and_then(|(v, _)| v.as_array());
+        list.map(|l| l.iter().filter_map(|v| v.as_str().map(str::to_owned)).collect()).unwrap_or_default()
+    }
+
+    /// A list of counts, if set.
+    pub fn ints(&self, path: &str) -> Option<Vec<usize>> {
+        let list = self.set.get(path).and_then(|(v, _)| v.as_array())?;
+        Some(list.iter().filter_map(|v| v.as_integer().map(|n| n as usize)).collect())
+    }
+
+    /// A count that must be set.
+    pub fn need(&self, path: &str) -> Result<usize, SpecError> {
+        self.int(path).ok_or_else(|| missing(path))
+    }
+
+    /// The error for a value of the right kind that is not one of the words it may be.
+    pub fn refuse(&self, path: &str, expected: String) -> SpecError {
+        let (value, origin) = &self.set[path];
+        SpecError::WrongType { key: path.into(), given: value.to_string(), origin: origin.clone(), expected }
+    }
+
+    /// The resolved run file: every set key, with the origin of its value as a comment.
+    pub fn to_toml(&self) -> String {
+        self.write(|_| true, true)
+    }
+
+    /// The run's definition: what may change its digest, in one order, without origins.
+    pub fn definition(&self) -> String {
+        self.write(|k| k.defines, false)
+    }
+
+    fn write(&self, which: impl Fn(&Key) -> bool, origins: bool) -> String {
+        let mut out = String::new();
+        let mut section = "";
+        for known in KEYS.iter().filter(|k| which(k)) {
+            let Some((value, origin)) = self.set.get(known.path) else { continue };
+            let (in_section, field) = known.path.split_once('.').expect("every key has a section");
+            if in_section != section {
+                section = in_section;
+                out += &format!("{}[{section}]\n", if out.is_empty() { "" } else { "\n" });
+            }
+            out += &if origins { format!("{field} = {value}  # {origin}\n") } else { format!("{field} = {value}\n") };
+        }
+        out
+    }
+}
+
+fn typed(known: &Key, value: Value) -> Result<Value, String> {
+    let given = value.to_string();
+    let fits = match (known.kind, value) {
+        (Kind::Int, Value::Integer(n)) if n >= 0 => Value::Integer(n),
+        (Kind::Int, Value::String(s)) => Value::Integer(suffixed(&s).ok_or(given)?),
+        (Kind::Float, Value::Float(x)) if x.is_finite() => Value::Float(x),
+        (Kind::Float, Value::Integer(n)) => Value::Float(n as f64),
+        (Kind::Bool, Value::Boolean(b)) => Value::Boolean(b),
+        (Kind::Text, Value::String(s)) => Value::String(s),
+        // `--set layout.schedule=1f1b` reads as a word, a lone digit would not.
+        (Kind::Texts, Value::Array(a)) if a.iter().all(Value::is_str) => Value::Array(a),
+        (Kind::Ints, Value::Array(a)) if a.iter().all(|v| v.as_integer().is_some_and(|n| n >= 0)) => Value::Array(a),
+        _ => return Err(given),
+    };
+    Ok(fits)
+}
+
+fn suffixed(text: &str) -> Option<i64> {
+    let digits = text.trim_end_matches(|c: char| c.is_ascii_alphabetic());
+    let scale: i64 = match &text[digits.len()..] {
+        "" => 1,
+        "K" => 1_000,
+        "M" => 1_000_000,
+        "G" => 1_000_000_000,
+        "T" => 1_000_000_000_000,
+        "Ki" => 1 << 10,
+        "Mi" => 1 << 20,
+        "Gi" => 1 << 30,
+        _ => return None,
+    };
+    digits.parse::<i64>().ok().filter(|n| *n >= 0)?.checked_mul(scale)
+}
+
+fn unknown(path: &str, origin: &str) -> SpecError {
+    let name = |full: &str| full.rsplit('.').next().unwrap_or(full).to_owned();
+    let nearest = KEYS.iter().map(|k| k.path).max_by(|a, b| {
+        let near = |k: &str| strsim::jaro_winkler(k, path).max(0.95 * strsim::jaro_winkler(&name(k), &name(path)));
+        near(a).total_cmp(&near(b))
+    });
+    let hint = format!("did you mean `{}`?", nearest.expect("the table is not empty"));
+    SpecError::UnknownKey { key: path.into(), origin: origin.into(), hint }
+}
+
+fn missing(path: &str) -> SpecError {
+    let doc = key(path).map_or("", |k| k.doc);
+    let preset = if path.starts_with("model.") {
+        format!(" (or choose model.preset: {})", preset_names())
+    } else {
+        String::new()
+    };
+    SpecError::Missing { key: path.into(), hint: format!("set it to {doc}{preset}") }
+}
