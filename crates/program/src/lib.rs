@@ -1,1 +1,2 @@
-//! placeholder
+//! The step program: lowering, schedules, checker. No I/O.
+pub mod instr;

@@ -1,0 +1,197 @@
+//! The instructions of a step: what a rank computes, sends, receives and sums, in order.
+//!
+//! A program is data. The executor in `train` runs it and nothing else; the checker proves
+//! it before it runs; later the planner prices it and the simulator times it.
+
+use std::fmt;
+
+use spec::Unit;
+
+/// Tokens per block of the output projection and loss: logits never exist for more rows
+/// than this. A constant, and the product's inner block, so that blocks do not change sums.
+pub const TOKEN_BLOCK: usize = 256;
+
+/// The direction of a segment.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub enum Pass {
+    /// Towards the loss.
+    Forward,
+    /// Towards the input; weight gradients add up here.
+    Backward,
+}
+
+/// A piece of the model's math between two exchanges.
+///
+/// The residual stream and the norms live on sequence slices; attention, feed-forward and
+/// logits live on heads, feed-forward width and vocabulary of the hosted tensor cells.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub enum Segment {
+    /// Token embedding out of the hosted vocabulary slices; backward adds to its gradient.
+    Embed,
+    /// RMSNorm before the attention of a layer.
+    AttnNorm(usize),
+    /// Query, key, value, rotation, attention, output projection.
+    Attn(usize),
+    /// The attention's output joins the residual stream; RMSNorm before the feed-forward.
+    MlpNorm(usize),
+    /// SwiGLU feed-forward.
+    Mlp(usize),
+    /// The feed-forward's output joins the residual stream (forward only).
+    Residual(usize),
+    /// Final RMSNorm.
+    HeadNorm,
+    /// Logits of one block of [`TOKEN_BLOCK`] rows and their softmax statistics.
+    Logits(usize),
+    /// Loss of the block, and (training) its gradient into the output projection and the hidden rows.
+    Loss(usize),
+}
+
+/// The ranks that take part in an exchange.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub enum Axis {
+    /// Same data and pipeline position.
+    Tp,
+    /// Same pipeline and tensor position.
+    Dp,
+    /// Same data and tensor position; used pairwise.
+    Pp,
+    /// All ranks.
+    World,
+}
+
+/// What an exchange carries.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub enum Value {
+    /// Normed rows: sequence slices gathered to whole sequences (forward, tp).
+    Rows,
+    /// Partial outputs over the tensor cells, summed and scattered to sequence slices (tp).
+    Partial,
+    /// Gradient rows of the residual stream, gathered to whole sequences (backward, tp).
+    GradRows,
+    /// Partial input gradients over the tensor cells, summed and scattered (tp).
+    GradPartial,
+    /// Softmax statistics of one block of tokens over the vocabulary slices (tp).
+    Stats,
+    /// Norm and QK-norm gradients of a chunk: summed over the tensor cells, on every rank (tp).
+    NormGrads,
+    /// The residual stream between two chunks (pp).
+    Activation,
+    /// Its gradient (pp).
+    ActivationGrad,
+    /// Weight gradients of a chunk over the data cells: summed; on owners only (zero 1) or on all (dp).
+    Grads,
+    /// The output projection's share of a tied embedding's gradient, swapped for the input's share (pp).
+    TiedGrads,
+    /// Updated parameters of a chunk from their owners (dp, zero 1).
+    Params,
+    /// Loss, norm and flags of every rank (world).
+    Ballot,
+}
+
+/// How a collective moves its value.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub enum Exchange {
+    /// Parts to all.
+    AllGather,
+    /// Ordered sum, each part to its owner.
+    ReduceScatter,
+    /// Ordered sum to all.
+    AllReduce,
+}
+
+/// One operation. Exchanges with a group of one stay in the program and carry no bytes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum Op {
+    /// Take in tokens, targets and document starts of the unit.
+    Load,
+    /// Run a segment.
+    Compute(Pass, Segment),
+    /// Exchange along an axis; `bytes` is what this rank sends.
+    Collective {
+        /// How.
+        exchange: Exchange,
+        /// What.
+        value: Value,
+        /// With whom.
+        axis: Axis,
+        /// Bytes that this rank sends.
+        bytes: u64,
+    },
+    /// Send to one rank; never waits for the receiver.
+    Send {
+        /// What.
+        value: Value,
+        /// The receiver's rank.
+        to: usize,
+        /// Size.
+        bytes: u64,
+    },
+    /// Receive from one rank.
+    Recv {
+        /// What.
+        value: Value,
+        /// The sender's rank.
+        from: usize,
+        /// Size.
+        bytes: u64,
+    },
+    /// The cell's weight gradients of this chunk are complete: push them onto the tree over data cells.
+    CloseCell {
+        /// The data cell.
+        cell: usize,
+    },
+    /// All ranks derive one decision from the same ballots (after the exchange of [`Value::Ballot`]).
+    Vote,
+    /// Update the parameters of the chunk; nothing is overwritten before the vote.
+    Apply,
+}
+
+/// An operation with what it is about.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub struct Instr {
+    /// What to do.
+    pub op: Op,
+    /// The chunk of layers that it concerns; 0 for the vote.
+    pub chunk: usize,
+    /// The microbatch of a data cell that it concerns.
+    pub unit: Option<Unit>,
+}
+
+/// One rank's list for one step.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Program {
+    /// The rank.
+    pub rank: usize,
+    /// In order of execution.
+    pub instrs: Vec<Instr>,
+}
+
+/// What a program is for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum Mode {
+    /// A training step.
+    Train,
+    /// Loss of validation sequences: forward only, no vote.
+    Eval,
+}
+
+impl fmt::Display for Instr {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match &self.op {
+            Op::Load => write!(f, "load")?,
+            Op::Compute(Pass::Forward, s) => write!(f, "forward {s:?}")?,
+            Op::Compute(Pass::Backward, s) => write!(f, "backward {s:?}")?,
+            Op::Collective { exchange, value, axis, bytes } => write!(f, "{exchange:?} {value:?} {axis:?} {bytes} B")?,
+            Op::Send { value, to, bytes } => write!(f, "send {value:?} -> {to} {bytes} B")?,
+            Op::Recv { value, from, bytes } => write!(f, "recv {value:?} <- {from} {bytes} B")?,
+            Op::CloseCell { cell } => write!(f, "close cell {cell}")?,
+            Op::Vote => write!(f, "vote")?,
+            Op::Apply => write!(f, "apply")?,
+        }
+        write!(f, " | chunk {}", self.chunk)?;
+        match self.unit {
+            Some(Unit { cell, mb }) => write!(f, " | cell {cell} mb {mb}"),
+            None => Ok(()),
+        }
+    }
+}
