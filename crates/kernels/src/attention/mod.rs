@@ -1,0 +1,119 @@
+//! Causal attention over packed documents with grouped key/value heads; never a seq x seq buffer.
+//!
+//! Queries and keys go in blocks of [`BLOCK`] at absolute positions of the sequence; key blocks are visited in
+//! ascending order with an online softmax (Milakov and Gimelshein 2018; Dao et al. 2022).
+//!
+//! Why skipping a block cannot change bits: forward, a row is touched only by blocks where it sees a key. Backward, a
+//! block without visible keys would add zeros to sums that start at +0, and such sums are never -0.
+
+mod backward;
+mod forward;
+
+use std::cell::RefCell;
+
+use crate::mat::Mat;
+use crate::product::Buffer;
+use crate::simd::by_level;
+
+pub use backward::attention_backward;
+pub use forward::attention;
+
+/// Queries and keys of a block: part of the numerics.
+const BLOCK: usize = 64;
+
+/// Shape of an attention call.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct AttnShape {
+    /// Sequences.
+    pub batch: usize,
+    /// Tokens of a sequence.
+    pub seq: usize,
+    /// Query heads.
+    pub heads: usize,
+    /// Key/value heads; divides `heads`.
+    pub kv_heads: usize,
+    /// Elements of a head.
+    pub head_dim: usize,
+}
+
+impl AttnShape {
+    /// Tokens of the call.
+    pub fn rows(&self) -> usize {
+        self.batch * self.seq
+    }
+
+    fn q_width(&self) -> usize {
+        self.heads * self.head_dim
+    }
+
+    fn kv_width(&self) -> usize {
+        self.kv_heads * self.head_dim
+    }
+
+    fn group(&self) -> usize {
+        self.heads / self.kv_heads
+    }
+
+    fn scale(&self) -> f32 {
+        1.0 / (self.head_dim as f32).sqrt()
+    }
+
+    fn check(&self, q: usize, k: usize, v: usize, doc_start: usize, lse: usize) {
+        let (rows, wide, narrow) = (self.rows(), self.q_width(), self.kv_width());
+        assert!(
+            self.kv_heads > 0 && self.heads.is_multiple_of(self.kv_heads) && self.head_dim > 0,
+            "{self:?}: key/value heads must divide heads"
+        );
+        assert!(
+            q == rows * wide && k == rows * narrow && v == rows * narrow && doc_start == rows,
+            "{self:?}: q, k, v, doc_start of {q}, {k}, {v}, {doc_start} elements"
+        );
+        assert_eq!(lse, rows * self.heads, "{self:?}: log-sum-exp");
+    }
+}
+
+/// Tokens `rows` (of the whole call) of head `head` in a matrix of `heads` heads.
+fn head_block<'a>(
+    data: &'a [f32],
+    heads: usize,
+    head_dim: usize,
+    head: usize,
+    rows: std::ops::Range<usize>,
+) -> Mat<'a> {
+    let width = heads * head_dim;
+    Mat::new(data, data.len() / width, width).rows_range(rows).cols_range(head * head_dim..(head + 1) * head_dim)
+}
+
+/// Columns of key block `k0..k0 + BLOCK` that row `row` of its sequence sees, as (low, high) inside the block.
+#[inline(always)]
+fn visible(row: usize, doc_start: usize, k0: usize) -> (usize, usize) {
+    let low = doc_start.clamp(k0, k0 + BLOCK) - k0;
+    let high = (row + 1).clamp(k0, k0 + BLOCK) - k0;
+    (low, high.max(low))
+}
+
+/// First key block that some row of the query block sees.
+fn first_block(doc_start: &[u32]) -> usize {
+    doc_start.iter().min().map_or(0, |&d| d as usize / BLOCK * BLOCK)
+}
+
+#[derive(Default)]
+struct Scratch {
+    scores: Buffer,
+    other: Buffer,
+    out: Buffer,
+    rows: Buffer,
+}
+
+thread_local! {
+    static SCRATCH: RefCell<Scratch> = RefCell::default();
+}
+
+by_level! {
+    /// out[r] = dot of row r of a and row r of b.
+    fn row_dots(a: Mat<'_>, b: Mat<'_>, out: &mut [f32]) {
+        for (r, out) in out.iter_mut().enumerate() {
+            *out = crate::lanes::dot(&a.data[r * a.rs..][..a.cols], &b.data[r * b.rs..][..b.cols]);
+        }
+    }
+}

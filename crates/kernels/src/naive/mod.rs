@@ -1,0 +1,1 @@
+//! Textbook twins of the kernels, for tests.
