@@ -18,7 +18,8 @@ fn mix(x: u64) -> u64 {
 #[inline(always)]
 fn keys(seed: u64, stream: u64) -> (u64, u64) {
     let a = mix(mix(seed.wrapping_add(GOLDEN)) ^ stream.wrapping_mul(GOLDEN).wrapping_add(1));
-    (a, mix(a.wrapping_add(GOLDEN)))
+    // Hashed twice: `number` is 0 where mix(index GOLDEN + a) meets the second key, and no small index may do that.
+    (a, mix(mix(!a)))
 }
 
 /// Two rounds, so that two streams are not shifts of one sequence.
