@@ -1,1 +1,39 @@
-//! placeholder
+//! Named shards of training state on disk, and the digest that proves two states equal.
+//!
+//! Every parameter tensor has three kinds of state: the parameter and its two moments. A
+//! tensor is cut in slices by the tensor cells of the grid, a slice in chunks of
+//! [`STATE_CHUNK`] elements: the unit of hashing and of sharding. Ranks hold *pieces*:
+//! (tensor, kind, slice, elements), cut on chunk boundaries. What is on disk names tensors,
+//! slices and elements, never ranks, so any later layout can read it.
+//!
+//! - [`chunk_hashes`] and [`DigestBuilder`]: the digest, also the comparison of replicas.
+//! - [`write_pieces`] by every rank, then [`commit`] by one: a checkpoint exists once its
+//!   manifest, written last, is in place.
+//! - [`newest`], [`Checkpoint::open`], [`Checkpoint::read`], [`Checkpoint::verify`],
+//!   [`prune`]: everything read is checked against its hash; an error names the tensor.
+
+mod commit;
+mod digest;
+mod error;
+mod folder;
+mod hash;
+mod header;
+mod manifest;
+mod read;
+mod storage;
+mod tensor;
+mod verify;
+mod write;
+
+pub use commit::{commit, commit_to};
+pub use digest::{Digest, DigestBuilder, HashPiece, TensorDigest, decode_pieces, encode_pieces};
+pub use error::{CheckpointError, DigestError, Place};
+pub use folder::{Newest, discard, list, newest, newest_before, prune, step_dir};
+pub use hash::{Hash, chunk_hashes, chunks};
+pub use manifest::{FileEntry, MANIFEST, MANIFEST_BYTES_MAX, Meta, PieceEntry, SCHEMA};
+pub use read::Checkpoint;
+pub use spec::tensors::STATE_CHUNK;
+pub use storage::{Disk, Storage, StorageFile};
+pub use tensor::{Kind, TensorEntry};
+pub use verify::{Report, TensorReport};
+pub use write::{PieceRef, write_pieces, write_pieces_to};

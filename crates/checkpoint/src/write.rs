@@ -1,0 +1,191 @@
+//! Writing: each rank puts its pieces in files named by what they hold.
+
+use std::io::{self, Write};
+use std::ops::Range;
+use std::path::{Path, PathBuf};
+
+use spec::tensors::{Home, STATE_CHUNK, Tensor};
+
+use crate::error::{CheckpointError, Place};
+use crate::folder::{has_manifest, step_dir};
+use crate::hash::{Hash, push_bytes, range_fault};
+use crate::header;
+use crate::manifest::{FileEntry, PieceEntry};
+use crate::storage::{Disk, Storage, write_whole};
+use crate::tensor::Kind;
+
+/// Chunks that go to the file system in one write (1 MiB).
+const CHUNKS_PER_WRITE: usize = 16;
+
+/// State of one piece, to be written.
+#[derive(Debug, Clone)]
+pub struct PieceRef<'a> {
+    /// Tensor, index in canonical order.
+    pub tensor: usize,
+    /// Kind of state.
+    pub kind: Kind,
+    /// Slice.
+    pub slice: usize,
+    /// Elements of the slice, row-major: whole state chunks. An empty piece is left out.
+    pub elements: Range<usize>,
+    /// The values of `elements`.
+    pub data: &'a [f32],
+}
+
+/// Writes `pieces` of the state after `step` under `root`. Every rank calls it for the pieces
+/// that it is to write; then one caller gives all entries to [`crate::commit`].
+///
+/// Pieces are grouped in one file per (home, slice), named after its first piece: disjoint
+/// pieces never share a name, whichever rank writes them. Each file is written under a
+/// temporary name, synced and renamed.
+///
+/// # Errors
+/// [`CheckpointError::Exists`] if the step has a manifest; [`CheckpointError::Piece`] or
+/// [`CheckpointError::Twice`] for pieces that cannot be; [`CheckpointError::Io`], after which
+/// nothing that this call wrote is left.
+pub fn write_pieces(
+    root: &Path,
+    step: u64,
+    tensors: &[Tensor],
+    tp: usize,
+    pieces: &[PieceRef<'_>],
+) -> Result<Vec<FileEntry>, CheckpointError> {
+    write_pieces_to(&Disk, root, step, tensors, tp, pieces)
+}
+
+/// [`write_pieces`] to any storage.
+///
+/// # Errors
+/// As [`write_pieces`].
+pub fn write_pieces_to(
+    storage: &dyn Storage,
+    root: &Path,
+    step: u64,
+    tensors: &[Tensor],
+    tp: usize,
+    pieces: &[PieceRef<'_>],
+) -> Result<Vec<FileEntry>, CheckpointError> {
+    let folder = step_dir(root, step);
+    if has_manifest(&folder) {
+        return Err(CheckpointError::Exists { step, path: folder });
+    }
+    let pieces = sorted(tensors, tp, pieces)?;
+    if pieces.is_empty() {
+        return Ok(Vec::new());
+    }
+    storage.create_dir(&folder).map_err(CheckpointError::io("create", &folder))?;
+    let mut files: Vec<FileEntry> = Vec::new();
+    let attempt = pieces
+        .chunk_by(|a, b| (tensors[a.tensor].home, a.slice) == (tensors[b.tensor].home, b.slice))
+        .try_for_each(|group| write_file(storage, &folder, tensors, group).map(|file| files.push(file)))
+        .and_then(|()| storage.sync_dir(&folder).map_err(CheckpointError::io("sync", &folder)));
+    match attempt {
+        Ok(()) => Ok(files),
+        Err(error) => {
+            // Give back the space; without a manifest the files mean nothing.
+            for file in &files {
+                let _ = storage.remove(&folder.join(&file.name));
+            }
+            Err(error)
+        }
+    }
+}
+
+/// The pieces that are not empty, checked, by (home, slice, tensor, kind, first element).
+fn sorted<'a, 'b>(
+    tensors: &[Tensor],
+    tp: usize,
+    pieces: &'b [PieceRef<'a>],
+) -> Result<Vec<&'b PieceRef<'a>>, CheckpointError> {
+    for piece in pieces {
+        let Some(tensor) = tensors.get(piece.tensor) else {
+            return Err(CheckpointError::NoSuchState(format!("tensor {} of {}", piece.tensor, tensors.len())));
+        };
+        let fault = |reason| Err(CheckpointError::Piece { tensor: tensor.name.clone(), reason });
+        if piece.slice >= tensor.slices(tp) {
+            return fault(format!("slice {} of {}", piece.slice, tensor.slices(tp)));
+        }
+        if piece.data.len() != piece.elements.len() {
+            return fault(format!("{} values for elements {:?}", piece.data.len(), piece.elements));
+        }
+        if !piece.elements.is_empty()
+            && let Some(reason) = range_fault(&piece.elements, tensor.slice_len(tp))
+        {
+            return fault(reason);
+        }
+    }
+    let mut pieces: Vec<_> = pieces.iter().filter(|piece| !piece.elements.is_empty()).collect();
+    pieces.sort_by_key(|p| (tensors[p.tensor].home, p.slice, p.tensor, p.kind, p.elements.start));
+    for pair in pieces.windows(2) {
+        let key = |p: &PieceRef<'_>| (p.tensor, p.kind, p.slice);
+        if key(pair[0]) == key(pair[1]) && pair[1].elements.start < pair[0].elements.end {
+            let PieceRef { tensor, kind, slice, elements, .. } = pair[1];
+            let (tensor, chunk) = (tensors[*tensor].name.clone(), elements.start / STATE_CHUNK);
+            return Err(CheckpointError::Twice(Place { tensor, kind: *kind, slice: *slice, chunk }));
+        }
+    }
+    Ok(pieces)
+}
+
+/// The name of the file whose first piece is `first`, such as
+/// `layer-0003.t1.c000000.self_attn-q_proj.param.safetensors`.
+fn file_name(tensors: &[Tensor], first: &PieceRef<'_>) -> String {
+    let tensor = &tensors[first.tensor];
+    let (home, prefix) = match tensor.home {
+        Home::Embed => ("embed".into(), "model.".into()),
+        Home::Layer(layer) => (format!("layer-{layer:04}"), format!("model.layers.{layer}.")),
+        Home::Head => ("head".into(), "model.".into()),
+    };
+    let short = tensor.name.strip_prefix(&prefix).unwrap_or(&tensor.name);
+    let short = short.strip_suffix(".weight").unwrap_or(short).replace(['.', '/', '\\'], "-");
+    let chunk = first.elements.start / STATE_CHUNK;
+    format!("{home}.t{}.c{chunk:06}.{short}.{}.safetensors", first.slice, first.kind)
+}
+
+fn write_file(
+    storage: &dyn Storage,
+    folder: &Path,
+    tensors: &[Tensor],
+    group: &[&PieceRef<'_>],
+) -> Result<FileEntry, CheckpointError> {
+    let name = file_name(tensors, group[0]);
+    let path: PathBuf = folder.join(&name);
+    let names: Vec<_> = group
+        .iter()
+        .map(|p| (header::piece_name(&tensors[p.tensor].name, p.kind, p.slice, &p.elements), p.elements.len()))
+        .collect();
+    let header = header::encode(&names)
+        .map_err(|reason| CheckpointError::Piece { tensor: tensors[group[0].tensor].name.clone(), reason })?;
+    let mut pieces = Vec::with_capacity(group.len());
+    let mut offset = header.len() as u64;
+    write_whole(storage, &path, |file| {
+        file.write_all(&header)?;
+        for piece in group {
+            pieces.push(PieceEntry {
+                tensor: tensors[piece.tensor].name.clone(),
+                kind: piece.kind,
+                slice: piece.slice,
+                elements: piece.elements.clone(),
+                offset,
+                hashes: write_values(file, piece.data)?,
+            });
+            offset += piece.data.len() as u64 * 4;
+        }
+        Ok(())
+    })
+    .map_err(|(action, cause)| CheckpointError::Io { action, path, cause })?;
+    Ok(FileEntry { name, bytes: offset, header_hash: blake3::hash(&header), pieces })
+}
+
+/// Writes little-endian values; returns the hash of each chunk, taken of the bytes written.
+fn write_values(file: &mut dyn Write, data: &[f32]) -> io::Result<Vec<Hash>> {
+    let mut hashes = Vec::with_capacity(data.len().div_ceil(STATE_CHUNK));
+    let mut bytes = Vec::with_capacity(CHUNKS_PER_WRITE * STATE_CHUNK * 4);
+    for run in data.chunks(CHUNKS_PER_WRITE * STATE_CHUNK) {
+        bytes.clear();
+        push_bytes(run, &mut bytes);
+        hashes.extend(bytes.chunks(STATE_CHUNK * 4).map(blake3::hash));
+        file.write_all(&bytes)?;
+    }
+    Ok(hashes)
+}
