@@ -1,0 +1,202 @@
+//! How many bytes a rank sends in each exchange, from shapes alone.
+//!
+//! All values travel as float32. With `g` members, a vector of `n` elements of which this
+//! rank owns `own`, and `s` finished subtrees that it holds ([`spec::tree::subtrees`]):
+//!
+//! | exchange | elements sent |
+//! |---|---|
+//! | reduce-scatter (direct exchange) | s (n - own) |
+//! | all-gather | own (g - 1) |
+//! | all-reduce | both |
+//!
+//! One subtree per rank gives the bytes of a ring: n (g - 1) / g for each of the two
+//! (Rabenseifner, "Optimization of Collective Reduction Operations", 2004). A group of one
+//! sends nothing: then own = n and g - 1 = 0.
+
+use spec::tensors::Role;
+use spec::tree::subtrees;
+use spec::{Coords, Grid, Layout, Model};
+
+use crate::instr::{Exchange, TOKEN_BLOCK};
+use crate::ownership::{owners, state_chunks};
+use crate::state::{cells_hosted, chunk_tensors, norm_elements, slice_lens, tied_apart};
+
+/// Bytes of an element of every value but the ballot.
+const FLOAT: u64 = 4;
+/// Bytes of a number on the ballot.
+const DOUBLE: u64 = 8;
+/// Softmax statistics of one token over one vocabulary slice: maximum, sum of exponentials, target logit.
+const STATS: u64 = 3;
+
+/// Sizes over the data axis of one chunk's state on one rank; the same at every tensor position.
+#[derive(Debug, Clone)]
+struct ChunkSizes {
+    /// Elements of the chunk's norm vectors.
+    norms: u64,
+    /// Elements of all gradients.
+    gradients: u64,
+    /// Elements of the gradients that each data position owns.
+    gradients_owned: Vec<u64>,
+    /// Elements of the parameters that each data position owns.
+    parameters_owned: Vec<u64>,
+    /// State chunks that each data position owns.
+    state_chunks_owned: Vec<u64>,
+}
+
+/// The sizes of every exchange of one model, grid and layout.
+#[derive(Debug, Clone)]
+pub struct Sizes {
+    layout: Layout,
+    /// Elements of the residual stream of one unit.
+    stream: u64,
+    /// Tokens of one unit.
+    tokens: usize,
+    /// Tensor cells that a rank hosts.
+    cells_hosted: u64,
+    /// Finished subtrees over the tensor cells, by tensor position.
+    tp_subtrees: Vec<u64>,
+    /// Finished subtrees over the data cells, by data position.
+    dp_subtrees: Vec<u64>,
+    /// Units of each data position.
+    units: Vec<u64>,
+    /// Elements of the hosted slices of a tied embedding.
+    tied: u64,
+    chunks: Vec<ChunkSizes>,
+}
+
+impl Sizes {
+    /// The sizes for sequences of `seq` tokens.
+    pub fn new(model: &Model, grid: &Grid, layout: &Layout, seq: usize) -> Self {
+        let tokens = grid.microbatch * seq;
+        let count = |leaves, part| subtrees(leaves, part).len() as u64;
+        Self {
+            layout: layout.clone(),
+            stream: (tokens * model.hidden) as u64,
+            tokens,
+            cells_hosted: cells_hosted(grid, layout) as u64,
+            tp_subtrees: (0..layout.tp).map(|t| count(grid.tp, layout.tensor_cells(t, grid.tp))).collect(),
+            dp_subtrees: layout.cells.iter().map(|part| count(grid.dp, part.clone())).collect(),
+            units: layout.cells.iter().map(|part| (part.len() * grid.microbatches) as u64).collect(),
+            tied: (model.vocab_padded() / layout.tp * model.hidden) as u64,
+            chunks: (0..layout.chunks()).map(|chunk| ChunkSizes::new(model, grid, layout, chunk)).collect(),
+        }
+    }
+
+    /// Blocks of [`TOKEN_BLOCK`] tokens of one unit.
+    pub fn blocks(&self) -> usize {
+        self.tokens.div_ceil(TOKEN_BLOCK)
+    }
+
+    /// Elements of the residual stream of one unit on one tensor position.
+    fn own_rows(&self) -> u64 {
+        self.stream / self.layout.tp as u64
+    }
+
+    fn tp_peers(&self) -> u64 {
+        self.layout.tp as u64 - 1
+    }
+
+    /// The residual stream, or its gradient, between two chunks: the sender's sequence slices.
+    pub fn activation(&self) -> u64 {
+        FLOAT * self.own_rows()
+    }
+
+    /// `Rows` and `GradRows`: the own sequence slices to every other tensor position.
+    pub fn rows(&self) -> u64 {
+        FLOAT * self.own_rows() * self.tp_peers()
+    }
+
+    /// `Partial` and `GradPartial` at tensor position `tp`: the leaves are the tensor cells.
+    pub fn partial(&self, tp: usize) -> u64 {
+        FLOAT * self.tp_subtrees[tp] * (self.stream - self.own_rows())
+    }
+
+    /// `Partial` of the embedding: one rank has the token, all others add zero, so every
+    /// rank sends one partial for all its cells.
+    pub fn partial_embed(&self) -> u64 {
+        FLOAT * (self.stream - self.own_rows())
+    }
+
+    /// `Stats` of token block `block`: one triple per token and hosted cell to every other position.
+    pub fn stats(&self, block: usize) -> u64 {
+        let tokens = TOKEN_BLOCK.min(self.tokens - block * TOKEN_BLOCK) as u64;
+        FLOAT * STATS * tokens * self.cells_hosted * self.tp_peers()
+    }
+
+    /// `NormGrads` of `chunk`, an all-reduce of n elements over the tensor cells;
+    /// member i of g owns elements n i / g to n (i + 1) / g.
+    pub fn norm_grads(&self, chunk: usize, tp: usize) -> u64 {
+        let (n, g, i) = (self.chunks[chunk].norms, self.layout.tp as u64, tp as u64);
+        let own = n * (i + 1) / g - n * i / g;
+        FLOAT * (self.tp_subtrees[tp] * (n - own) + own * self.tp_peers())
+    }
+
+    /// `Grads` of `chunk` over the data cells, at data position `dp`; owners by [`owners`].
+    ///
+    /// A tied embedding whose two uses are on one chunk has two accumulators, each summed
+    /// over the data cells before the two are added: it counts twice.
+    pub fn grads(&self, chunk: usize, dp: usize, exchange: Exchange) -> u64 {
+        let sizes = &self.chunks[chunk];
+        let own = sizes.gradients_owned[dp];
+        let scatter = self.dp_subtrees[dp] * (sizes.gradients - own);
+        let gather = own * (self.layout.dp as u64 - 1);
+        FLOAT
+            * match exchange {
+                Exchange::ReduceScatter => scatter,
+                Exchange::AllGather => gather,
+                Exchange::AllReduce => scatter + gather,
+            }
+    }
+
+    /// `TiedGrads`: one use's gradient of all hosted slices of the embedding.
+    pub fn tied_grads(&self) -> u64 {
+        FLOAT * self.tied
+    }
+
+    /// `Params` of `chunk` from data position `dp`: what it owns to every other position.
+    pub fn params(&self, chunk: usize, dp: usize) -> u64 {
+        FLOAT * self.chunks[chunk].parameters_owned[dp] * (self.layout.dp as u64 - 1)
+    }
+
+    /// `Ballot` of a training step to every other rank: flags (8 bytes), the float64 sum of
+    /// squares of every owned state chunk, on the last chunk's ranks the float64 loss sum of every unit.
+    pub fn ballot(&self, at: Coords) -> u64 {
+        let squares: u64 = self.layout.chunks_of(at.pp).map(|c| self.chunks[c].state_chunks_owned[at.dp]).sum();
+        self.ballot_of(1 + squares, at)
+    }
+
+    /// `Ballot` of an evaluation: flags and loss sums only.
+    pub fn ballot_eval(&self, at: Coords) -> u64 {
+        self.ballot_of(1, at)
+    }
+
+    fn ballot_of(&self, numbers: u64, at: Coords) -> u64 {
+        let has_head = self.layout.chunk_pp(self.layout.chunks() - 1) == at.pp;
+        let losses = if has_head { self.units[at.dp] } else { 0 };
+        DOUBLE * (numbers + losses) * (self.layout.world() as u64 - 1)
+    }
+}
+
+impl ChunkSizes {
+    fn new(model: &Model, grid: &Grid, layout: &Layout, chunk: usize) -> Self {
+        let lens = slice_lens(model, grid, layout, chunk);
+        let parts = owners(&lens, layout.dp);
+        // Two accumulators on one chunk: the tied embedding's slices come first in the flat vector.
+        let twice = if model.tied && !tied_apart(model, layout) {
+            let tensors = chunk_tensors(model, layout, chunk);
+            assert_eq!(tensors[0].role, Role::Embed, "one chunk starts with the embedding");
+            tensors[0].slice_len(grid.tp) * cells_hosted(grid, layout)
+        } else {
+            0
+        };
+        let gradients_of =
+            |part: &std::ops::Range<usize>| (part.len() + part.end.min(twice) - part.start.min(twice)) as u64;
+        Self {
+            norms: norm_elements(model, layout, chunk) as u64,
+            gradients: (lens.iter().sum::<usize>() + twice) as u64,
+            gradients_owned: parts.iter().map(gradients_of).collect(),
+            parameters_owned: parts.iter().map(|p| p.len() as u64).collect(),
+            state_chunks_owned: parts.iter().map(|p| state_chunks(&lens, p) as u64).collect(),
+        }
+    }
+}

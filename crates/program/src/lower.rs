@@ -1,0 +1,252 @@
+//! Lowering: model, grid and layout to one instruction list per rank.
+
+use std::collections::HashSet;
+
+use spec::{Coords, Grid, Layout, Model, Run, Unit};
+
+use crate::bytes::Sizes;
+use crate::instr::{Axis, Exchange, Instr, Mode, Op, Pass, Program, Segment, Value};
+use crate::schedule::{Task, tasks};
+use crate::state::tied_apart;
+
+/// The program of `rank` for one step of `run`.
+pub fn lower(run: &Run, rank: usize, mode: Mode) -> Program {
+    lower_parts(&run.model, &run.grid, &run.layout, run.train.seq, rank, mode)
+}
+
+/// The programs of all ranks for one step of `run`.
+pub fn lower_all(run: &Run, mode: Mode) -> Vec<Program> {
+    lower_all_parts(&run.model, &run.grid, &run.layout, run.train.seq, mode)
+}
+
+/// [`lower`] without a run file.
+pub fn lower_parts(model: &Model, grid: &Grid, layout: &Layout, seq: usize, rank: usize, mode: Mode) -> Program {
+    Lowering::new(model, grid, layout, seq, mode).rank(rank)
+}
+
+/// [`lower_all`] without a run file.
+pub fn lower_all_parts(model: &Model, grid: &Grid, layout: &Layout, seq: usize, mode: Mode) -> Vec<Program> {
+    let lowering = Lowering::new(model, grid, layout, seq, mode);
+    (0..layout.world()).map(|rank| lowering.rank(rank)).collect()
+}
+
+/// How gradients of `chunk` are summed over the data axis.
+///
+/// Sharded optimizer: to owners only. But the two uses of a tied embedding on two ranks are
+/// added between the ranks of one data position, whose owned parts differ as their chunks
+/// differ: there everybody gets the sums.
+pub fn grads_exchange(model: &Model, layout: &Layout, chunk: usize) -> Exchange {
+    let tied = tied_apart(model, layout) && (chunk == 0 || chunk + 1 == layout.chunks());
+    if layout.zero == 0 || tied { Exchange::AllReduce } else { Exchange::ReduceScatter }
+}
+
+/// What the lists of all ranks share; see [`Lowering::rank`].
+pub struct Lowering<'a> {
+    model: &'a Model,
+    grid: &'a Grid,
+    layout: &'a Layout,
+    mode: Mode,
+    sizes: Sizes,
+}
+
+impl<'a> Lowering<'a> {
+    /// Prepares the sizes once for all ranks.
+    pub fn new(model: &'a Model, grid: &'a Grid, layout: &'a Layout, seq: usize, mode: Mode) -> Self {
+        Self { model, grid, layout, mode, sizes: Sizes::new(model, grid, layout, seq) }
+    }
+
+    /// The program of one rank.
+    pub fn rank(&self, rank: usize) -> Program {
+        let at = self.layout.coords(rank);
+        let mut list = List { with: self, at, chunk: 0, unit: None, instrs: Vec::new() };
+        let units: Vec<Unit> = self.grid.units(self.layout.cells[at.dp].clone()).collect();
+        let mut met = HashSet::with_capacity(units.len());
+        for task in tasks(self.layout, at.pp, &units) {
+            match task {
+                Task::Forward { chunk, unit } => {
+                    (list.chunk, list.unit) = (chunk, Some(unit));
+                    if met.insert(unit) {
+                        list.push(Op::Load);
+                    }
+                    list.forward();
+                }
+                Task::Backward { chunk, unit } if self.mode == Mode::Train => {
+                    (list.chunk, list.unit) = (chunk, Some(unit));
+                    list.backward();
+                    if unit.mb + 1 == self.grid.microbatches {
+                        list.push(Op::CloseCell { cell: unit.cell });
+                    }
+                }
+                Task::Backward { .. } => {}
+            }
+        }
+        list.unit = None;
+        list.step_end();
+        Program { rank, instrs: list.instrs }
+    }
+}
+
+/// The list of one rank as it grows; `chunk` and `unit` are those of the task at hand.
+struct List<'a> {
+    with: &'a Lowering<'a>,
+    at: Coords,
+    chunk: usize,
+    unit: Option<Unit>,
+    instrs: Vec<Instr>,
+}
+
+impl List<'_> {
+    fn push(&mut self, op: Op) {
+        self.instrs.push(Instr { op, chunk: self.chunk, unit: self.unit });
+    }
+
+    fn forward_of(&mut self, segment: Segment) {
+        self.push(Op::Compute(Pass::Forward, segment));
+    }
+
+    fn backward_of(&mut self, segment: Segment) {
+        self.push(Op::Compute(Pass::Backward, segment));
+    }
+
+    fn collective(&mut self, exchange: Exchange, value: Value, axis: Axis, bytes: u64) {
+        self.push(Op::Collective { exchange, value, axis, bytes });
+    }
+
+    /// Sequence slices to whole sequences.
+    fn gather(&mut self, value: Value) {
+        self.collective(Exchange::AllGather, value, Axis::Tp, self.with.sizes.rows());
+    }
+
+    /// Partial sums over the tensor cells to sequence slices.
+    fn scatter(&mut self, value: Value) {
+        self.collective(Exchange::ReduceScatter, value, Axis::Tp, self.with.sizes.partial(self.at.tp));
+    }
+
+    fn is_last(&self) -> bool {
+        self.chunk + 1 == self.with.layout.chunks()
+    }
+
+    /// The rank of `chunk` at this data and tensor position.
+    fn rank_of(&self, chunk: usize) -> usize {
+        let layout = self.with.layout;
+        layout.rank(Coords { pp: layout.chunk_pp(chunk), ..self.at })
+    }
+
+    /// A message to the rank of `chunk`.
+    fn send(&mut self, value: Value, chunk: usize, bytes: u64) {
+        self.push(Op::Send { value, to: self.rank_of(chunk), bytes });
+    }
+
+    /// A message from the rank of `chunk`.
+    fn recv(&mut self, value: Value, chunk: usize, bytes: u64) {
+        self.push(Op::Recv { value, from: self.rank_of(chunk), bytes });
+    }
+
+    fn forward(&mut self) {
+        let with = self.with;
+        if self.chunk == 0 {
+            self.forward_of(Segment::Embed);
+            self.collective(Exchange::ReduceScatter, Value::Partial, Axis::Tp, with.sizes.partial_embed());
+        } else {
+            self.recv(Value::Activation, self.chunk - 1, with.sizes.activation());
+        }
+        for layer in with.layout.stages[self.chunk].clone() {
+            self.forward_of(Segment::AttnNorm(layer));
+            self.gather(Value::Rows);
+            self.forward_of(Segment::Attn(layer));
+            self.scatter(Value::Partial);
+            self.forward_of(Segment::MlpNorm(layer));
+            self.gather(Value::Rows);
+            self.forward_of(Segment::Mlp(layer));
+            self.scatter(Value::Partial);
+            self.forward_of(Segment::Residual(layer));
+        }
+        if !self.is_last() {
+            self.send(Value::Activation, self.chunk + 1, with.sizes.activation());
+        } else if with.mode == Mode::Eval {
+            self.head();
+        }
+    }
+
+    /// Final norm, logits and loss. In training the loss leaves its gradient, hence it opens the backward.
+    fn head(&mut self) {
+        self.forward_of(Segment::HeadNorm);
+        self.gather(Value::Rows);
+        for block in 0..self.with.sizes.blocks() {
+            self.forward_of(Segment::Logits(block));
+            self.collective(Exchange::AllGather, Value::Stats, Axis::Tp, self.with.sizes.stats(block));
+            self.forward_of(Segment::Loss(block));
+        }
+    }
+
+    fn backward(&mut self) {
+        let with = self.with;
+        if self.is_last() {
+            self.head();
+            self.scatter(Value::GradPartial);
+            self.backward_of(Segment::HeadNorm);
+        } else {
+            self.recv(Value::ActivationGrad, self.chunk + 1, with.sizes.activation());
+        }
+        for layer in with.layout.stages[self.chunk].clone().rev() {
+            self.gather(Value::GradRows);
+            self.backward_of(Segment::Mlp(layer));
+            self.scatter(Value::GradPartial);
+            self.backward_of(Segment::MlpNorm(layer));
+            self.gather(Value::GradRows);
+            self.backward_of(Segment::Attn(layer));
+            self.scatter(Value::GradPartial);
+            self.backward_of(Segment::AttnNorm(layer));
+        }
+        let norms = with.sizes.norm_grads(self.chunk, self.at.tp);
+        self.collective(Exchange::AllReduce, Value::NormGrads, Axis::Tp, norms);
+        if self.chunk == 0 {
+            self.gather(Value::GradRows);
+            self.backward_of(Segment::Embed);
+        } else {
+            self.send(Value::ActivationGrad, self.chunk - 1, with.sizes.activation());
+        }
+    }
+
+    /// From the last unit to the new parameters.
+    fn step_end(&mut self) {
+        let Lowering { model, layout, sizes, mode, .. } = self.with;
+        if *mode == Mode::Eval {
+            self.chunk = 0;
+            self.collective(Exchange::AllGather, Value::Ballot, Axis::World, sizes.ballot_eval(self.at));
+            return;
+        }
+        let dp = self.at.dp;
+        for chunk in layout.chunks_of(self.at.pp) {
+            self.chunk = chunk;
+            let exchange = grads_exchange(model, layout, chunk);
+            self.collective(exchange, Value::Grads, Axis::Dp, sizes.grads(chunk, dp, exchange));
+        }
+        if tied_apart(model, layout) {
+            let last = layout.chunks() - 1;
+            for (here, there) in [(0, last), (last, 0)] {
+                if layout.chunk_pp(here) == self.at.pp {
+                    self.chunk = here;
+                    self.send(Value::TiedGrads, there, sizes.tied_grads());
+                    self.recv(Value::TiedGrads, there, sizes.tied_grads());
+                }
+            }
+        }
+        self.chunk = 0;
+        self.collective(Exchange::AllGather, Value::Ballot, Axis::World, sizes.ballot(self.at));
+        self.push(Op::Vote);
+        for chunk in layout.chunks_of(self.at.pp) {
+            self.chunk = chunk;
+            self.push(Op::Apply);
+        }
+        if layout.zero == 1 {
+            for chunk in layout.chunks_of(self.at.pp) {
+                self.chunk = chunk;
+                self.collective(Exchange::AllGather, Value::Params, Axis::Dp, sizes.params(chunk, dp));
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests;

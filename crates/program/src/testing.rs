@@ -1,0 +1,44 @@
+//! Small models and layouts for the tests of this crate.
+
+use spec::layout::LayoutRequest;
+use spec::{Grid, Layout, Model, Schedule, Transport};
+
+/// A model of `layers` small layers with 4 key/value heads.
+pub fn model(layers: usize) -> Model {
+    Model {
+        hidden: 32,
+        layers,
+        heads: 8,
+        kv_heads: 4,
+        head_dim: 8,
+        ffn: 96,
+        vocab: 257,
+        rope_theta: 10_000.0,
+        norm_eps: 1e-5,
+        qk_norm: false,
+        tied: false,
+        init_std: 0.02,
+    }
+}
+
+/// A request for `[dp, tp, pp]` ranks, everything else at its default.
+pub fn request([dp, tp, pp]: [usize; 3], schedule: Schedule, vpp: Option<usize>) -> LayoutRequest {
+    LayoutRequest {
+        dp,
+        tp,
+        pp,
+        vpp,
+        schedule,
+        zero: 0,
+        threads: None,
+        transport: Transport::Threads,
+        cells: None,
+        stages: None,
+        ranks_per_host: None,
+    }
+}
+
+/// The layout of [`request`].
+pub fn layout(model: &Model, grid: &Grid, ranks: [usize; 3], schedule: Schedule, vpp: Option<usize>) -> Layout {
+    Layout::resolve(&request(ranks, schedule, vpp), grid, model, 1).unwrap()
+}
