@@ -1,1 +1,160 @@
-//! placeholder
+//! The typed event log: every part writes it, every reader reads it.
+//!
+//! One JSON object per line, tagged by `kind`, with a schema version. Times are seconds.
+
+use serde::{Deserialize, Serialize};
+
+/// Version of the objects below; raised when a reader would have to change.
+pub const SCHEMA: u32 = 1;
+
+/// Something that happened in a run.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(tag = "kind", rename_all = "snake_case")]
+pub enum Event {
+    /// A line for the person: a fallback, a warning.
+    Notice {
+        /// The sentence.
+        text: String,
+    },
+    /// A rank runs.
+    RankStarted {
+        /// The rank.
+        rank: usize,
+        /// Its process.
+        pid: u32,
+    },
+    /// A step was committed.
+    Step(Step),
+    /// Loss on held-out sequences.
+    Validation {
+        /// The last committed step.
+        step: u64,
+        /// Nats per token.
+        loss: f64,
+        /// Bits per byte of text.
+        bits_per_byte: f64,
+        /// Tokens with a target.
+        tokens: u64,
+    },
+    /// A checkpoint exists: its manifest is written.
+    Checkpoint {
+        /// The last committed step in it.
+        step: u64,
+        /// Its folder.
+        path: String,
+        /// Bytes of state.
+        bytes: u64,
+        /// Time that the ranks waited.
+        seconds: f64,
+    },
+    /// A checkpoint could not be written; the run goes on and tries again.
+    CheckpointFailed {
+        /// The step.
+        step: u64,
+        /// Why.
+        reason: String,
+        /// The step after which it is tried again.
+        retry_at: u64,
+    },
+    /// A hash per tensor (`--digest-every`).
+    TensorHashes {
+        /// The last committed step.
+        step: u64,
+        /// (name/state, hex), in canonical order.
+        hashes: Vec<(String, String)>,
+    },
+    /// The digest of the state.
+    Digest {
+        /// The last committed step.
+        step: u64,
+        /// 64 hex digits.
+        digest: String,
+        /// Version of the numerics that made it.
+        numerics_version: u32,
+    },
+    /// A rank ended its list.
+    RankFinished(RankReport),
+    /// A rank could not go on.
+    Failed {
+        /// The rank.
+        rank: usize,
+        /// Exit code that fits: 2 bad input, 4 diverged, 70 internal.
+        code: i32,
+        /// Why.
+        reason: String,
+    },
+}
+
+/// One committed step.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct Step {
+    /// Counts from 1.
+    pub step: u64,
+    /// Steps of the run.
+    pub steps: u64,
+    /// Nats per token, over the step's tokens with a target.
+    pub loss: f64,
+    /// Global norm of the gradient of the mean loss, before clipping.
+    pub grad_norm: f64,
+    /// Learning rate of the step.
+    pub lr: f64,
+    /// Tokens of the step.
+    pub tokens: u64,
+    /// Duration of the step.
+    pub seconds: f64,
+    /// Tokens per second.
+    pub tokens_per_s: f64,
+    /// Tokens per second and rank.
+    pub tokens_per_s_rank: f64,
+    /// Model FLOPs over the measured peak of the same cores, 0 to 1.
+    pub mfu: f64,
+}
+
+/// What a rank did, counted.
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
+pub struct RankReport {
+    /// The rank.
+    pub rank: usize,
+    /// Largest resident memory of its process, in bytes.
+    pub peak_bytes: u64,
+    /// Instructions executed.
+    pub instructions: u64,
+    /// Units (microbatches of data cells) taken backward.
+    pub units: u64,
+    /// (axis and operation, calls, bytes sent), groups of one left out.
+    pub traffic: Vec<(String, u64, u64)>,
+    /// (class, seconds): where the rank's time went.
+    pub time: Vec<(String, f64)>,
+}
+
+impl Event {
+    /// The event as one JSON line, with the schema version and the seconds since the run began.
+    pub fn to_line(&self, seconds: f64) -> String {
+        let mut value = serde_json::to_value(self).expect("events are plain data");
+        let object = value.as_object_mut().expect("events are objects");
+        object.insert("schema".into(), SCHEMA.into());
+        object.insert("t".into(), ((seconds * 1e6).round() / 1e6).into());
+        value.to_string()
+    }
+
+    /// Reads what [`Event::to_line`] wrote.
+    ///
+    /// # Errors
+    /// If the line is no event of this schema.
+    pub fn from_line(line: &str) -> Result<Self, serde_json::Error> {
+        serde_json::from_str(line)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_line_reads_back() {
+        let event = Event::Notice { text: "a \"quoted\" word\nand a line".into() };
+        let line = event.to_line(1.5);
+        assert!(!line.contains('\n') && line.contains("\"schema\":1"));
+        assert_eq!(Event::from_line(&line).unwrap(), event);
+    }
+}

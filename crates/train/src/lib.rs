@@ -1,1 +1,13 @@
-//! placeholder
+//! Executes the step program on a rank: segments, optimizer, data order, checkpoints; and starts the ranks.
+pub mod buffers;
+pub mod comm;
+mod error;
+pub mod exec;
+pub mod init;
+pub mod optim;
+pub mod place;
+pub mod segments;
+pub mod state;
+pub mod vote;
+
+pub use error::TrainError;

@@ -1,0 +1,161 @@
+//! Buffers that live between instructions: a pool, the registers, and what backward keeps.
+
+use std::collections::HashMap;
+use std::ops::Range;
+
+use spec::Unit;
+
+/// Reuses buffers: training takes the same sizes at every step.
+#[derive(Debug, Default)]
+pub struct Pool {
+    free: HashMap<usize, Vec<Vec<f32>>>,
+}
+
+impl Pool {
+    /// A buffer of `len` numbers of unknown value.
+    pub fn take(&mut self, len: usize) -> Vec<f32> {
+        self.free.get_mut(&len).and_then(Vec::pop).unwrap_or_else(|| vec![0.0; len])
+    }
+
+    /// Gives a buffer back.
+    pub fn give(&mut self, buffer: Vec<f32>) {
+        if !buffer.is_empty() {
+            self.free.entry(buffer.len()).or_default().push(buffer);
+        }
+    }
+}
+
+/// Tokens of one unit, [sequence, position] row-major.
+#[derive(Debug, Default)]
+pub struct Tokens {
+    /// Input ids.
+    pub ids: Vec<u32>,
+    /// Target ids, or [`data::IGNORE`].
+    pub targets: Vec<u32>,
+    /// Where each position's document begins in its sequence.
+    pub doc_start: Vec<u32>,
+    /// Rotary positions.
+    pub positions: Vec<u32>,
+}
+
+/// Finished subtrees of a sum over the tensor cells.
+pub type Partials = Vec<(Range<usize>, Vec<f32>)>;
+
+/// The values in flight between two instructions of one task. A segment takes what the
+/// instruction before it left here.
+#[derive(Debug, Default)]
+pub struct Registers {
+    /// Residual stream (forward), local rows.
+    pub x: Option<Vec<f32>>,
+    /// Normed rows, local.
+    pub normed: Option<Vec<f32>>,
+    /// Normed rows, all of the microbatch.
+    pub rows: Option<Vec<f32>>,
+    /// Partial outputs, all rows.
+    pub partials: Option<Partials>,
+    /// Their sum, local rows.
+    pub reduced: Option<Vec<f32>>,
+    /// Gradient of the residual stream (backward), local rows.
+    pub grad: Option<Vec<f32>>,
+    /// The same, all rows; `None` in a group of one, where `grad` has them all.
+    pub grad_rows: Option<Vec<f32>>,
+    /// Norm gradients per hosted cell, the chunk's norms side by side.
+    pub norm_leaves: Vec<Vec<f32>>,
+    /// Logits of the block under way, one buffer per hosted cell.
+    pub logits: Vec<Vec<f32>>,
+    /// Softmax statistics of the block: [cell][row], all cells after the gather.
+    pub stats: Vec<kernels::XentStat>,
+    /// Partial gradients of the head's rows, subtrees with all rows, filled block by block.
+    pub head_partials: Partials,
+}
+
+/// What one layer keeps of a unit between forward and backward.
+#[derive(Debug, Default)]
+pub struct LayerSaved {
+    /// Residual stream before the attention's norm, local rows.
+    pub x_attn: Vec<f32>,
+    /// 1 / rms of those rows.
+    pub inv_attn: Vec<f32>,
+    /// Normed rows, all.
+    pub n_attn: Vec<f32>,
+    /// Queries and keys before their norms (QK-norm only).
+    pub qk_raw: Option<[Vec<f32>; 2]>,
+    /// 1 / rms of every query and key head (QK-norm only).
+    pub qk_inv: Option<[Vec<f32>; 2]>,
+    /// Rotated queries.
+    pub q: Vec<f32>,
+    /// Rotated keys.
+    pub k: Vec<f32>,
+    /// Values.
+    pub v: Vec<f32>,
+    /// Attention output.
+    pub o: Vec<f32>,
+    /// Log-sum-exp of every row and head.
+    pub lse: Vec<f32>,
+    /// Residual stream before the feed-forward's norm, local rows.
+    pub x_mlp: Vec<f32>,
+    /// 1 / rms of those rows.
+    pub inv_mlp: Vec<f32>,
+    /// Normed rows, all.
+    pub n_mlp: Vec<f32>,
+    /// Gate before SiLU.
+    pub gate: Vec<f32>,
+    /// Up.
+    pub up: Vec<f32>,
+}
+
+/// What a chunk keeps of a unit.
+#[derive(Debug, Default)]
+pub struct Saved {
+    /// By layer.
+    pub layers: HashMap<usize, LayerSaved>,
+    /// Input of the final norm, local rows (last chunk).
+    pub x_head: Vec<f32>,
+    /// 1 / rms of those rows.
+    pub inv_head: Vec<f32>,
+    /// Normed rows, all.
+    pub n_head: Vec<f32>,
+}
+
+/// Sums over the tokens of one unit.
+#[derive(Debug, Clone, Copy, Default, PartialEq)]
+pub struct LossSum {
+    /// Nats.
+    pub nats: f64,
+    /// Tokens with a target.
+    pub tokens: u64,
+    /// Of those, bytes of text (the rest ends documents).
+    pub bytes: u64,
+}
+
+/// The memory of a rank between instructions.
+#[derive(Debug, Default)]
+pub struct Memory {
+    /// Spare buffers.
+    pub pool: Pool,
+    /// In flight.
+    pub regs: Registers,
+    /// Kept for backward, by chunk and unit.
+    pub saved: HashMap<(usize, Unit), Saved>,
+    /// Tokens of the units under way.
+    pub tokens: HashMap<Unit, Tokens>,
+    /// Loss sums, by unit.
+    pub losses: HashMap<Unit, LossSum>,
+}
+
+impl Memory {
+    /// True once a layer of `chunk` has kept something of `unit`.
+    pub fn begun(&self, chunk: usize, unit: Unit) -> bool {
+        self.saved.get(&(chunk, unit)).is_some_and(|saved| !saved.layers.is_empty())
+    }
+
+    /// Drops what a layer kept: validation has no backward.
+    pub fn forget_layer(&mut self, chunk: usize, unit: Unit, layer: usize) {
+        let saved = self.saved.get_mut(&(chunk, unit)).and_then(|s| s.layers.remove(&layer));
+        let LayerSaved { x_attn, inv_attn, n_attn, qk_raw, qk_inv, q, k, v, o, lse, x_mlp, inv_mlp, n_mlp, gate, up } =
+            saved.unwrap_or_default();
+        let plain = [x_attn, inv_attn, n_attn, q, k, v, o, lse, x_mlp, inv_mlp, n_mlp, gate, up];
+        let pairs = qk_raw.into_iter().chain(qk_inv).flatten();
+        plain.into_iter().chain(pairs).for_each(|buffer| self.pool.give(buffer));
+    }
+}

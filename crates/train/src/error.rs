@@ -1,0 +1,79 @@
+//! What can end a rank or a run.
+
+use std::path::PathBuf;
+
+/// Why a rank or a run could not go on.
+#[derive(Debug, thiserror::Error)]
+pub enum TrainError {
+    /// The request cannot be run.
+    #[error(transparent)]
+    Spec(#[from] spec::SpecError),
+    /// The data cannot be read or is too little.
+    #[error(transparent)]
+    Data(#[from] data::DataError),
+    /// A checkpoint cannot be read or is not of this run.
+    #[error(transparent)]
+    Checkpoint(#[from] checkpoint::CheckpointError),
+    /// Replicas of the state disagree, or some of it is missing.
+    #[error(transparent)]
+    Digest(#[from] checkpoint::DigestError),
+    /// A message did not arrive, or not as it was sent.
+    #[error(transparent)]
+    Fabric(#[from] fabric::FabricError),
+    /// The instruction path is not there.
+    #[error(transparent)]
+    Simd(#[from] kernels::SimdError),
+    /// Other bad input; names the operands and the remedy.
+    #[error("{0}")]
+    BadInput(String),
+    /// The checker refuses the program.
+    #[error("the program of {layout} is refused before the start:\n{violations}")]
+    Program {
+        /// The layout.
+        layout: String,
+        /// One violation a line.
+        violations: String,
+    },
+    /// Loss or gradient norm is not finite.
+    #[error("training diverged at step {step}: loss {loss}, gradient norm {norm}; lower train.lr or train.clip, or raise train.warmup; nothing was applied")]
+    Diverged {
+        /// The step.
+        step: u64,
+        /// Its loss.
+        loss: f64,
+        /// Its gradient norm.
+        norm: f64,
+    },
+    /// A file or folder of the run.
+    #[error("{what} {path}: {source}")]
+    Io {
+        /// What was being done.
+        what: &'static str,
+        /// To what.
+        path: PathBuf,
+        /// What the system said.
+        source: std::io::Error,
+    },
+    /// A rank ended without finishing.
+    #[error("rank {rank} ended without finishing: {reason}")]
+    RankDied {
+        /// The rank.
+        rank: usize,
+        /// Its exit status or last words.
+        reason: String,
+    },
+    /// The executor met a program that it cannot run: a bug, for the checker should have refused it.
+    #[error("internal: {0}")]
+    Internal(String),
+}
+
+impl TrainError {
+    /// The exit code that fits (design section 7).
+    pub fn exit_code(&self) -> i32 {
+        match self {
+            Self::Spec(_) | Self::Data(_) | Self::Checkpoint(_) | Self::Simd(_) | Self::BadInput(_) => 2,
+            Self::Diverged { .. } => 4,
+            _ => 70,
+        }
+    }
+}

@@ -1,0 +1,98 @@
+//! Learning rate and update.
+
+use spec::run::{LrSchedule, TrainConfig};
+
+use crate::state::ChunkState;
+use crate::vote::Decision;
+
+/// The learning rate of step `step` (from 1): a line up to the peak at step `warmup`, then the schedule down to
+/// `lr_min` at the last step.
+pub fn learning_rate(train: &TrainConfig, step: u64) -> f64 {
+    if step < train.warmup {
+        return train.lr * step as f64 / train.warmup as f64;
+    }
+    let rest = (train.steps - train.warmup).max(1) as f64;
+    let done = (step - train.warmup) as f64 / rest;
+    let share = match train.schedule {
+        LrSchedule::Constant => return train.lr,
+        LrSchedule::Linear => 1.0 - done,
+        LrSchedule::Cosine => 0.5 * (1.0 + kernels::math::cos64(std::f64::consts::PI * done)),
+    };
+    train.lr_min + (train.lr - train.lr_min) * share
+}
+
+/// beta^step by repeated multiplication: the same bits on every machine.
+fn power(beta: f64, step: u64) -> f64 {
+    let (mut base, mut exponent, mut out) = (beta, step, 1.0);
+    while exponent > 0 {
+        if exponent & 1 == 1 {
+            out *= base;
+        }
+        base *= base;
+        exponent >>= 1;
+    }
+    out
+}
+
+/// AdamW on the elements that `chunk` owns, from the summed gradients.
+pub fn apply(ctx: &kernels::Ctx, train: &TrainConfig, step: u64, decision: &Decision, chunk: &mut ChunkState) {
+    let base = kernels::AdamW {
+        lr: learning_rate(train, step) as f32,
+        beta1: train.beta1 as f32,
+        beta2: train.beta2 as f32,
+        eps: train.eps as f32,
+        weight_decay: 0.0,
+        correction1: (1.0 - power(train.beta1, step)) as f32,
+        correction2: (1.0 - power(train.beta2, step)) as f32,
+        grad_scale: decision.grad_scale,
+    };
+    let ChunkState { held, params, moment1, moment2, total, owned, .. } = chunk;
+    for held in held.iter() {
+        let (lo, hi) = (held.at.start.max(owned.start), held.at.end.min(owned.end));
+        if lo >= hi {
+            continue;
+        }
+        let weight_decay = if held.tensor.decays() { train.weight_decay as f32 } else { 0.0 };
+        let moments = lo - owned.start..hi - owned.start;
+        kernels::adamw(
+            ctx,
+            &kernels::AdamW { weight_decay, ..base },
+            &mut params[lo..hi],
+            &total[lo..hi],
+            &mut moment1[moments.clone()],
+            &mut moment2[moments],
+        );
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use spec::Run;
+
+    fn train(sets: &str) -> TrainConfig {
+        let text = format!(
+            "[model]\npreset = \"nano\"\n[data]\nsource = \"synthetic\"\n[train]\nsteps = 10\nbatch = 2\nseq = 8\nlr = 1.0\n{sets}"
+        );
+        Run::parse(&text, "test", &[], 1).unwrap().train
+    }
+
+    #[test]
+    fn warmup_reaches_the_peak_and_the_schedules_end_at_the_minimum() {
+        let cosine = train("warmup = 4\nlr_min = 0.1");
+        let at = |s| learning_rate(&cosine, s);
+        assert_eq!((at(1), at(2), at(4)), (0.25, 0.5, 1.0));
+        assert!((at(7) - 0.55).abs() < 1e-12, "half way of the cosine");
+        assert!((at(10) - 0.1).abs() < 1e-12);
+        let linear = train("schedule = \"linear\"");
+        assert!((learning_rate(&linear, 5) - 0.5).abs() < 1e-12);
+        assert_eq!(learning_rate(&linear, 10), 0.0);
+        assert_eq!(learning_rate(&train("schedule = \"constant\""), 10), 1.0);
+    }
+
+    #[test]
+    fn power_is_a_power() {
+        assert!((power(0.9, 10) - 0.9f64.powi(10)).abs() < 1e-15);
+        assert_eq!(power(0.5, 3), 0.125);
+    }
+}

@@ -1,0 +1,95 @@
+//! SwiGLU feed-forward: gate and up are column-parallel, down is row-parallel.
+
+use kernels::{Acc, Mat, MatMut};
+use spec::Unit;
+use spec::tensors::Role;
+
+use super::{Env, grad_rows, linear, need, partials, weight_grad};
+use crate::buffers::{LayerSaved, Memory};
+use crate::error::TrainError;
+use crate::state::ChunkState;
+
+fn layer_of(memory: &mut Memory, chunk: usize, unit: Unit, layer: usize) -> LayerSaved {
+    let saved = memory.saved.entry((chunk, unit)).or_default();
+    std::mem::take(saved.layers.entry(layer).or_default())
+}
+
+fn put_back(memory: &mut Memory, chunk: usize, unit: Unit, layer: usize, kept: LayerSaved) {
+    memory.saved.entry((chunk, unit)).or_default().layers.insert(layer, kept);
+}
+
+/// Partial outputs, one leaf per hosted cell.
+pub fn forward(env: &Env, chunk: &ChunkState, memory: &mut Memory, unit: Unit, layer: usize) -> Result<(), TrainError> {
+    let (place, rows) = (env.place, env.place.rows());
+    let (hidden, width, cell) = (place.hidden, place.ffn_width(), place.ffn_cell);
+    let mut kept = layer_of(memory, chunk.chunk, unit, layer);
+    kept.n_mlp = need(&mut memory.regs.rows, "rows")?;
+    kept.gate = memory.pool.take(rows * width);
+    kept.up = memory.pool.take(rows * width);
+    linear(env.ctx, &kept.n_mlp, rows, chunk.param(layer, Role::Gate), hidden, &mut kept.gate);
+    linear(env.ctx, &kept.n_mlp, rows, chunk.param(layer, Role::Up), hidden, &mut kept.up);
+    let mut act = memory.pool.take(rows * width);
+    kernels::swiglu(env.ctx, &kept.gate, &kept.up, &mut act);
+    let sums = partials(env, memory, rows * hidden, |_, i, out| {
+        let a = Mat::new(&act, rows, width).cols_range(place.cell_cols(i, cell));
+        let w = Mat::new(chunk.param_slice(layer, Role::Down, i), hidden, cell);
+        kernels::product(env.ctx, a, w.t(), MatMut::new(out, rows, hidden), Acc::Store);
+    });
+    memory.regs.partials = Some(sums);
+    memory.pool.give(act);
+    put_back(memory, chunk.chunk, unit, layer, kept);
+    Ok(())
+}
+
+/// Weight gradients, and partial gradients of the normed rows.
+pub fn backward(
+    env: &Env,
+    chunk: &mut ChunkState,
+    memory: &mut Memory,
+    unit: Unit,
+    layer: usize,
+) -> Result<(), TrainError> {
+    let (place, rows, ctx) = (env.place, env.place.rows(), env.ctx);
+    let (hidden, width, cell) = (place.hidden, place.ffn_width(), place.ffn_cell);
+    let mut kept = layer_of(memory, chunk.chunk, unit, layer);
+    let grad = grad_rows(memory)?;
+    let dy = Mat::new(&grad.rows, rows, hidden);
+
+    // The activation is recomputed: the same bits for less memory.
+    let mut act = memory.pool.take(rows * width);
+    kernels::swiglu(ctx, &kept.gate, &kept.up, &mut act);
+    let down = chunk.held(layer, Role::Down).clone();
+    for i in 0..place.num_cells() {
+        let a = Mat::new(&act, rows, width).cols_range(place.cell_cols(i, cell));
+        weight_grad(ctx, dy, a, &mut chunk.grads[down.slice(i)]);
+    }
+    let mut d_act = act;
+    for i in 0..place.num_cells() {
+        let w = Mat::new(chunk.param_slice(layer, Role::Down, i), hidden, cell);
+        let out = MatMut::new(&mut d_act, rows, width).cols_range(place.cell_cols(i, cell));
+        kernels::product(ctx, dy, w, out, Acc::Store);
+    }
+    let mut d_gate = memory.pool.take(rows * width);
+    let mut d_up = memory.pool.take(rows * width);
+    kernels::swiglu_backward(ctx, &kept.gate, &kept.up, &d_act, &mut d_gate, &mut d_up);
+    let n = Mat::new(&kept.n_mlp, rows, hidden);
+    for (role, d) in [(Role::Gate, &d_gate), (Role::Up, &d_up)] {
+        let at = chunk.grad_range(layer, role);
+        weight_grad(ctx, Mat::new(d, rows, width), n, &mut chunk.grads[at]);
+    }
+    let chunk = &*chunk;
+    let sums = partials(env, memory, rows * hidden, |_, i, out| {
+        for (role, d, acc) in [(Role::Gate, &d_gate, Acc::Store), (Role::Up, &d_up, Acc::Add)] {
+            let d = Mat::new(d, rows, width).cols_range(place.cell_cols(i, cell));
+            let w = Mat::new(chunk.param_slice(layer, role, i), cell, hidden);
+            kernels::product(ctx, d, w, MatMut::new(out, rows, hidden), acc);
+        }
+    });
+    memory.regs.partials = Some(sums);
+    grad.release(memory);
+    let spent = [d_act, d_gate, d_up, std::mem::take(&mut kept.gate), std::mem::take(&mut kept.up)];
+    spent.into_iter().for_each(|b| memory.pool.give(b));
+    memory.pool.give(std::mem::take(&mut kept.n_mlp));
+    put_back(memory, chunk.chunk, unit, layer, kept);
+    Ok(())
+}

@@ -1,0 +1,169 @@
+//! The model's math, segment by segment: reads registers and parameters, writes registers,
+//! saved activations and gradient accumulators. No communication here.
+//!
+//! Row-parallel products (output and down projections, input gradients of column-parallel
+//! ones) are leaves of the sum over tensor cells: one product per hosted cell, pushed onto
+//! the tree. Everything else is free of the cells: hosted cells stand side by side.
+
+mod attention;
+mod embed;
+mod head;
+mod mlp;
+mod norm;
+
+pub use head::keep_input;
+use kernels::{Acc, Ctx, Mat, MatMut, RopeTable};
+use program::instr::{Mode, Pass, Segment};
+use spec::tensors::Role;
+use spec::tree::Counter;
+use spec::{Model, Unit};
+
+use crate::buffers::{Memory, Partials};
+use crate::error::TrainError;
+use crate::place::Place;
+use crate::state::ChunkState;
+
+/// What every segment reads.
+pub struct Env<'a> {
+    /// How to compute.
+    pub ctx: &'a Ctx,
+    /// The model's shape.
+    pub model: &'a Model,
+    /// What this rank hosts.
+    pub place: &'a Place,
+    /// Rotary angles.
+    pub rope: &'a RopeTable,
+    /// Whether gradients are wanted.
+    pub mode: Mode,
+}
+
+/// Runs one segment of `unit` on `chunk`.
+///
+/// # Errors
+/// If a register that the segment reads is empty: a program that the checker should have refused.
+pub fn run(
+    env: &Env,
+    chunk: &mut ChunkState,
+    memory: &mut Memory,
+    unit: Unit,
+    pass: Pass,
+    segment: Segment,
+) -> Result<(), TrainError> {
+    use Pass::{Backward, Forward};
+    match (pass, segment) {
+        (Forward, Segment::Embed) => embed::forward(env, chunk, memory, unit),
+        (Backward, Segment::Embed) => embed::backward(env, chunk, memory, unit),
+        (Forward, Segment::AttnNorm(layer)) => norm::attn_forward(env, chunk, memory, unit, layer),
+        (Backward, Segment::AttnNorm(layer)) => norm::attn_backward(env, chunk, memory, unit, layer),
+        (Forward, Segment::Attn(layer)) => attention::forward(env, chunk, memory, unit, layer),
+        (Backward, Segment::Attn(layer)) => attention::backward(env, chunk, memory, unit, layer),
+        (Forward, Segment::MlpNorm(layer)) => norm::mlp_forward(env, chunk, memory, unit, layer),
+        (Backward, Segment::MlpNorm(layer)) => norm::mlp_backward(env, chunk, memory, unit, layer),
+        (Forward, Segment::Mlp(layer)) => mlp::forward(env, chunk, memory, unit, layer),
+        (Backward, Segment::Mlp(layer)) => mlp::backward(env, chunk, memory, unit, layer),
+        (Forward, Segment::Residual(layer)) => norm::residual(env, memory, unit, chunk.chunk, layer),
+        (Forward, Segment::HeadNorm) => norm::head_forward(env, chunk, memory, unit),
+        (Backward, Segment::HeadNorm) => norm::head_backward(env, chunk, memory, unit),
+        (Forward, Segment::Logits(block)) => head::logits(env, chunk, memory, unit, block),
+        (Forward, Segment::Loss(block)) => head::loss(env, chunk, memory, unit, block),
+        (Backward, Segment::Residual(_) | Segment::Logits(_) | Segment::Loss(_)) => {
+            Err(TrainError::Internal(format!("there is no backward of {segment:?}")))
+        }
+    }
+}
+
+/// The value of a register, or the error that names it.
+pub(crate) fn need<T>(register: &mut Option<T>, what: &str) -> Result<T, TrainError> {
+    register.take().ok_or_else(|| TrainError::Internal(format!("the register `{what}` is read before it is written")))
+}
+
+/// y = x w^T for a weight stored [out, in]; x: [rows, in].
+fn linear(ctx: &Ctx, x: &[f32], rows: usize, w: &[f32], inner: usize, y: &mut [f32]) {
+    let out = w.len() / inner;
+    let (x, w) = (Mat::new(x, rows, inner), Mat::new(w, out, inner));
+    kernels::product(ctx, x, w.t(), MatMut::new(y, rows, out), Acc::Store);
+}
+
+/// dw += dy^T x for a weight stored [out, in].
+fn weight_grad(ctx: &Ctx, dy: Mat, x: Mat, dw: &mut [f32]) {
+    let (out, inner) = (dy.cols, x.cols);
+    kernels::product(ctx, dy.t(), x, MatMut::new(dw, out, inner), Acc::Add);
+}
+
+/// The sum over hosted tensor cells: `leaf(i, buffer)` fills the whole buffer of hosted cell `i`.
+fn partials(
+    env: &Env,
+    memory: &mut Memory,
+    len: usize,
+    mut leaf: impl FnMut(&mut Memory, usize, &mut [f32]),
+) -> Partials {
+    let mut sum = Counter::new(env.place.grid_tp);
+    for (i, cell) in env.place.cells.clone().enumerate() {
+        let mut buffer = memory.pool.take(len);
+        leaf(memory, i, &mut buffer);
+        for spent in sum.push(cell..cell + 1, buffer, |left, right| kernels::add_assign(env.ctx, left, right)) {
+            memory.pool.give(spent);
+        }
+    }
+    sum.into_nodes()
+}
+
+/// The gradient of the residual stream over all rows: gathered, or (group of one) the local one.
+fn grad_rows(memory: &mut Memory) -> Result<GradRows, TrainError> {
+    match memory.regs.grad_rows.take() {
+        Some(rows) => Ok(GradRows { rows, gathered: true }),
+        None => Ok(GradRows { rows: need(&mut memory.regs.grad, "grad")?, gathered: false }),
+    }
+}
+
+/// See [`grad_rows`]; `release` puts it back where it belongs.
+struct GradRows {
+    rows: Vec<f32>,
+    gathered: bool,
+}
+
+impl GradRows {
+    fn release(self, memory: &mut Memory) {
+        if self.gathered {
+            memory.pool.give(self.rows);
+        } else {
+            memory.regs.grad = Some(self.rows);
+        }
+    }
+}
+
+/// Where the norm tensors of a chunk stand in a vector of all of them: (layer, role) -> range.
+pub fn norm_layout(chunk: &ChunkState) -> (Vec<((usize, Role), std::ops::Range<usize>)>, usize) {
+    let mut at = 0;
+    let mut all = Vec::new();
+    for held in chunk.held.iter().filter(|h| h.tensor.cut == spec::tensors::Cut::Whole) {
+        let layer = match held.tensor.home {
+            spec::tensors::Home::Layer(layer) => layer,
+            _ => 0,
+        };
+        all.push(((layer, held.tensor.role), at..at + held.at.len()));
+        at += held.at.len();
+    }
+    (all, at)
+}
+
+/// Stores a norm gradient of hosted cell `i` into its leaf vector.
+fn store_norm_leaf(
+    chunk: &ChunkState,
+    memory: &mut Memory,
+    cells: usize,
+    i: usize,
+    layer: usize,
+    role: Role,
+    fill: impl FnOnce(&mut [f32]),
+) {
+    let (places, len) = norm_layout(chunk);
+    let at = places.into_iter().find(|(key, _)| *key == (layer, role)).expect("a chunk lays out its norms").1;
+    let leaves = &mut memory.regs.norm_leaves;
+    if leaves.len() != cells {
+        leaves.clear();
+        leaves.resize_with(cells, Vec::new);
+    }
+    leaves[i].resize(len, 0.0);
+    fill(&mut leaves[i][at]);
+}

@@ -1,0 +1,208 @@
+//! The vote: every rank's ballot to all, and one decision from the same bits. Pure.
+
+use std::collections::HashMap;
+
+use spec::run::TrainConfig;
+use spec::tensors::{STATE_CHUNK, Tensor};
+use spec::tree::sum_f64;
+use spec::{Grid, Unit};
+
+use crate::buffers::LossSum;
+use crate::error::TrainError;
+
+/// What one rank knows at the end of its backward.
+#[derive(Debug, Default, PartialEq)]
+pub struct Ballot {
+    /// The rank was asked to stop after this step.
+    pub stop: bool,
+    /// Loss sums of the units whose loss this rank speaks for.
+    pub losses: Vec<(Unit, LossSum)>,
+    /// Sums of squares: (tensor, slice, first state chunk, one sum per state chunk).
+    pub squares: Vec<(usize, usize, usize, Vec<f64>)>,
+}
+
+impl Ballot {
+    /// As bytes, little-endian.
+    pub fn encode(&self) -> Vec<u8> {
+        let mut out = Vec::new();
+        let mut put = |n: u64| out.extend(n.to_le_bytes());
+        put(u64::from(self.stop));
+        put(self.losses.len() as u64);
+        for (unit, sum) in &self.losses {
+            [unit.cell as u64, unit.mb as u64, sum.nats.to_bits(), sum.tokens, sum.bytes].into_iter().for_each(&mut put);
+        }
+        put(self.squares.len() as u64);
+        for (tensor, slice, first, sums) in &self.squares {
+            [*tensor, *slice, *first, sums.len()].into_iter().for_each(|n| put(n as u64));
+            sums.iter().for_each(|s| put(s.to_bits()));
+        }
+        out
+    }
+
+    /// From bytes.
+    ///
+    /// # Errors
+    /// If they are not what [`Ballot::encode`] wrote.
+    pub fn decode(bytes: &[u8]) -> Result<Self, TrainError> {
+        let short = || TrainError::Internal(format!("a ballot of {} bytes breaks off", bytes.len()));
+        let mut words = bytes.chunks_exact(8).map(|w| u64::from_le_bytes(w.try_into().expect("eight bytes")));
+        let mut next = || words.next().ok_or_else(short);
+        let mut ballot = Self { stop: next()? != 0, ..Self::default() };
+        for _ in 0..next()? {
+            let unit = Unit { cell: next()? as usize, mb: next()? as usize };
+            let sum = LossSum { nats: f64::from_bits(next()?), tokens: next()?, bytes: next()? };
+            ballot.losses.push((unit, sum));
+        }
+        for _ in 0..next()? {
+            let [tensor, slice, first, count] = [next()?, next()?, next()?, next()?].map(|n| n as usize);
+            let sums = (0..count).map(|_| next().map(f64::from_bits)).collect::<Result<_, _>>()?;
+            ballot.squares.push((tensor, slice, first, sums));
+        }
+        Ok(ballot)
+    }
+}
+
+/// All ballots together.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Tally {
+    /// Loss over the step: cells in tree order, microbatches of a cell ascending.
+    pub loss: LossSum,
+    /// Sum of squares of the summed gradient.
+    pub squares: f64,
+    /// Somebody was asked to stop.
+    pub stop: bool,
+}
+
+/// Adds up the ballots. With `tensors` empty no squares are expected (validation).
+///
+/// # Errors
+/// If a unit or a state chunk is missing or spoken for twice.
+pub fn tally(ballots: &[Ballot], grid: &Grid, tensors: &[Tensor]) -> Result<Tally, TrainError> {
+    let mut by_unit = HashMap::new();
+    for (unit, sum) in ballots.iter().flat_map(|b| &b.losses) {
+        if by_unit.insert(*unit, *sum).is_some() {
+            return Err(TrainError::Internal(format!("the loss of {unit:?} is counted twice")));
+        }
+    }
+    let mut tokens_bytes = (0, 0);
+    let mut cells = vec![0.0; grid.dp];
+    for unit in grid.units(0..grid.dp) {
+        let sum = by_unit.get(&unit).ok_or_else(|| TrainError::Internal(format!("the loss of {unit:?} is missing")))?;
+        cells[unit.cell] += sum.nats;
+        tokens_bytes.0 += sum.tokens;
+        tokens_bytes.1 += sum.bytes;
+    }
+    let loss = LossSum { nats: sum_f64(&cells), tokens: tokens_bytes.0, bytes: tokens_bytes.1 };
+    let stop = ballots.iter().any(|b| b.stop);
+    Ok(Tally { loss, squares: squares(ballots, grid, tensors)?, stop })
+}
+
+/// The tree over the chunks of each slice, then the tree over all slices in canonical order.
+fn squares(ballots: &[Ballot], grid: &Grid, tensors: &[Tensor]) -> Result<f64, TrainError> {
+    let mut slices = Vec::new();
+    let mut first_of = Vec::with_capacity(tensors.len());
+    for tensor in tensors {
+        first_of.push(slices.len());
+        let chunks = tensor.slice_len(grid.tp).div_ceil(STATE_CHUNK);
+        slices.extend(std::iter::repeat_n(vec![None; chunks], tensor.slices(grid.tp)));
+    }
+    for (tensor, slice, first, sums) in ballots.iter().flat_map(|b| &b.squares) {
+        for (k, sum) in sums.iter().enumerate() {
+            let place = first_of.get(*tensor).and_then(|at| slices.get_mut(at + slice)).and_then(|s| s.get_mut(first + k));
+            match place {
+                Some(place @ None) => *place = Some(*sum),
+                _ => {
+                    let at = format!("tensor {tensor} slice {slice} chunk {}", first + k);
+                    return Err(TrainError::Internal(format!("the gradient of {at} is counted twice or does not exist")));
+                }
+            }
+        }
+    }
+    let sums = slices.iter().map(|chunks| {
+        let sums = chunks.iter().copied().collect::<Option<Vec<f64>>>();
+        sums.map(|s| sum_f64(&s)).ok_or_else(|| TrainError::Internal("a state chunk's gradient is missing".into()))
+    });
+    Ok(sum_f64(&sums.collect::<Result<Vec<_>, _>>()?))
+}
+
+/// What all ranks do next.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Decision {
+    /// Mean loss in nats per token.
+    pub loss: f64,
+    /// Norm of the gradient of the mean loss, before clipping.
+    pub grad_norm: f64,
+    /// Factor on the summed gradient: 1 / tokens, and the clip.
+    pub grad_scale: f32,
+    /// Loss and norm are finite: commit.
+    pub finite: bool,
+    /// Stop after this step.
+    pub stop: bool,
+}
+
+/// Decides; the gradient is normalised by the tokens of the whole step and clipped as
+/// min(1, clip / (norm + 1e-6)).
+pub fn decide(tally: &Tally, train: &TrainConfig) -> Decision {
+    let tokens = tally.loss.tokens.max(1) as f64;
+    let loss = tally.loss.nats / tokens;
+    let grad_norm = tally.squares.sqrt() / tokens;
+    let clip = if train.clip > 0.0 { (train.clip / (grad_norm + 1e-6)).min(1.0) } else { 1.0 };
+    Decision {
+        loss,
+        grad_norm,
+        grad_scale: (clip / tokens) as f32,
+        finite: loss.is_finite() && grad_norm.is_finite(),
+        stop: tally.stop,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn ballot() -> Ballot {
+        let sum = LossSum { nats: 1.5, tokens: 3, bytes: 2 };
+        Ballot {
+            stop: true,
+            losses: vec![(Unit { cell: 0, mb: 0 }, sum), (Unit { cell: 1, mb: 0 }, sum)],
+            squares: vec![(0, 0, 0, vec![4.0])],
+        }
+    }
+
+    fn grid() -> Grid {
+        Grid { dp: 2, tp: 1, microbatch: 1, microbatches: 1 }
+    }
+
+    fn one_tensor() -> Vec<Tensor> {
+        let model = Run::parse(
+            "[model]\npreset = \"nano\"\n[train]\nsteps = 1\nbatch = 2\nseq = 8\n[data]\nsource = \"synthetic\"",
+            "t",
+            &[],
+            1,
+        );
+        spec::tensors::tensors(&model.unwrap().model).into_iter().filter(|t| t.name == "model.norm.weight").collect()
+    }
+    use spec::Run;
+
+    #[test]
+    fn a_ballot_reads_back_and_a_torn_one_is_refused() {
+        let bytes = ballot().encode();
+        assert_eq!(Ballot::decode(&bytes).unwrap(), ballot());
+        for cut in 0..bytes.len() / 8 {
+            assert!(Ballot::decode(&bytes[..cut * 8]).is_err(), "cut at word {cut}");
+        }
+    }
+
+    #[test]
+    fn every_unit_and_chunk_is_counted_once() {
+        let good = tally(&[ballot()], &grid(), &one_tensor()).unwrap();
+        assert_eq!((good.loss.nats, good.loss.tokens, good.squares, good.stop), (3.0, 6, 4.0, true));
+        let twice = tally(&[ballot(), ballot()], &grid(), &one_tensor()).unwrap_err();
+        assert!(twice.to_string().contains("twice"), "{twice}");
+        let mut less = ballot();
+        less.losses.pop();
+        assert!(tally(&[less], &grid(), &one_tensor()).unwrap_err().to_string().contains("missing"));
+        let no_squares = Ballot { squares: vec![], ..ballot() };
+        assert!(tally(&[no_squares], &grid(), &one_tensor()).unwrap_err().to_string().contains("missing"));
+    }
+}
