@@ -29,6 +29,7 @@ mod plan;
 mod reduce;
 mod route;
 mod shm;
+mod tcp;
 
 pub use counters::{Count, Counters};
 pub use endpoint::{Aborter, Endpoint};
@@ -38,3 +39,4 @@ pub use mail::Fault;
 pub use options::{FabricOptions, Group, RankId};
 pub use plan::ReducePlan;
 pub use shm::{ShmWorld, threads};
+pub use tcp::TcpListenerHandle;
