@@ -172,12 +172,13 @@ by_level! {
         for (r, ((p, dp), &start)) in rows.enumerate() {
             let (low, high) = visible(q0 + r, start as usize, k0);
             let (lse, delta) = (lse[r], delta[r]);
-            for (j, (p, dp)) in p.iter_mut().zip(dp).enumerate() {
-                let seen = (j >= low) & (j < high);
-                let weight = exp(*p * scale - lse);
-                let gradient = weight * (*dp - delta) * scale;
-                *p = if seen { weight } else { 0.0 };
-                *dp = if seen { gradient } else { 0.0 };
+            for masked in [0..low, high..BLOCK] {
+                p[masked.clone()].fill(0.0);
+                dp[masked].fill(0.0);
+            }
+            for (p, dp) in p[low..high].iter_mut().zip(&mut dp[low..high]) {
+                *p = exp(*p * scale - lse);
+                *dp = *p * (*dp - delta) * scale;
             }
         }
     }

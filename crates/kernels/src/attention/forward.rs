@@ -107,7 +107,7 @@ fn query_tile(
 by_level! {
     /// Scores of one block become weights relative to the running maximum; running sums follow.
     ///
-    /// decay is the factor of what was summed before, or NaN where the row sees nothing of the block.
+    /// decay is the factor of what was summed before, or UNTOUCHED where the row sees nothing of the block.
     fn softmax_block(
         scores: &mut [f32],
         scale: f32,
@@ -119,16 +119,17 @@ by_level! {
         decay: &mut [f32],
     ) {
         for (r, &start) in doc_start.iter().enumerate() {
-            let row: &mut [f32; BLOCK] =
-                (&mut scores[r * BLOCK..(r + 1) * BLOCK]).try_into().expect("a row of a block");
+            let row = &mut scores[r * BLOCK..(r + 1) * BLOCK];
             let (low, high) = visible(q0 + r, start as usize, k0);
             if low == high {
                 row.fill(0.0);
                 decay[r] = UNTOUCHED;
                 continue;
             }
-            for (j, s) in row.iter_mut().enumerate() {
-                *s = if (j >= low) & (j < high) { *s * scale } else { f32::NEG_INFINITY };
+            row[..low].fill(f32::NEG_INFINITY);
+            row[high..].fill(f32::NEG_INFINITY);
+            for s in &mut row[low..high] {
+                *s *= scale;
             }
             let new_max = lanes::larger(lanes::max(row), max[r]);
             for s in row.iter_mut() {

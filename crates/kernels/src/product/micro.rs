@@ -110,6 +110,7 @@ mod x86 {
                 unsafe {
                     for i in 0..MR {
                         _mm_prefetch::<_MM_HINT_T0>(c.add(i * rs).cast());
+                        _mm_prefetch::<_MM_HINT_T0>(c.add(i * rs + 2 * $lanes - 1).cast());
                     }
                     for p in 0..k {
                         let (a, b) = (a.add(p * MR), b.add(p * 2 * $lanes));
