@@ -31,8 +31,16 @@ pub struct Dataset {
     held_out: String,
     hash: [u8; 32],
     skipped: u64,
-    floor: Option<f64>,
+    entropy: Option<Entropy>,
     notice: Option<String>,
+}
+
+/// What is known of the synthetic language, in bits per byte.
+#[derive(Debug)]
+struct Entropy {
+    rate: f64,
+    /// With no byte of context, and with one.
+    with_less: [f64; 2],
 }
 
 impl Dataset {
@@ -54,7 +62,7 @@ impl Dataset {
         }
         let held_out_key = "data.validation_paths";
         let without = text::canonical_files(&config.validation_paths, held_out_key)?;
-        let Read { origin, mut documents, floor, notice } = Read::source(config, &without, cargo_home)?;
+        let Read { origin, mut documents, entropy, notice } = Read::source(config, &without, cargo_home)?;
         let of_source = documents.ends.len();
         text::read(&mut documents, &config.validation_paths, &HashSet::new(), held_out_key)?;
         let Documents { bytes: text, ends, skipped } = documents;
@@ -78,7 +86,7 @@ impl Dataset {
             text,
             hash,
             skipped,
-            floor,
+            entropy,
             notice,
         };
         dataset.check()?;
@@ -105,7 +113,8 @@ impl Dataset {
     /// Sequence `index` of the endless order of `split`: a pure function of the text, the configuration and `index`.
     ///
     /// Epoch `index / sequences` of training visits every sequence once, in an order of its own that `data.seed`
-    /// names. Validation is in file order, and begins again at its end.
+    /// names. Validation is in file order, and begins again at its end. The last sequence of the stream is padded. Every
+    /// sequence has a target, unless it holds only documents of one token, or one token, with masks.
     ///
     /// # Panics
     /// If the split has no sequences: validation with a share of 0.
@@ -154,9 +163,10 @@ impl Dataset {
     }
 
     /// Bits per byte below which no model gets on fresh text, where they are known: the entropy rate of the synthetic
-    /// language. A model that has seen its training text often can undercut it there.
+    /// language. A model that has seen its training text often can undercut it there; text of `validation_paths` is not
+    /// of that language.
     pub fn floor_bits_per_byte(&self) -> Option<f64> {
-        self.floor
+        self.entropy.as_ref().map(|entropy| entropy.rate)
     }
 
     /// The sentence to print when the synthetic language stands in for source `cargo`.
@@ -208,12 +218,17 @@ impl Dataset {
                 self.seq
             ));
         }
-        if let Some(floor) = self.floor {
-            let lengths = synthetic::length_bits_per_byte();
-            let eod =
-                if self.config.eod { format!("; end-of-document tokens add {lengths:.4}") } else { String::new() };
-            let nats = floor * std::f64::consts::LN_2;
-            lines.push(format!("data: floor of the loss: {floor:.4} bits per byte ({nats:.4} nats), exact{eod}"));
+        if let Some(Entropy { rate, with_less: [none, one] }) = self.entropy {
+            let nats = rate * std::f64::consts::LN_2;
+            lines.push(format!(
+                "data: floor of the loss on fresh text: {rate:.4} bits per byte ({nats:.4} nats), the entropy of the \
+                 language; {one:.4} with one byte of context, {none:.4} with none"
+            ));
+            if self.config.eod {
+                let lengths = synthetic::length_bits_per_byte();
+                lines
+                    .push(format!("data: end-of-document tokens add at least {lengths:.4} bits per byte to the floor"));
+            }
         }
         lines
     }
@@ -230,7 +245,7 @@ impl Dataset {
 struct Read {
     origin: String,
     documents: Documents,
-    floor: Option<f64>,
+    entropy: Option<Entropy>,
     notice: Option<String>,
 }
 
@@ -244,7 +259,7 @@ impl Read {
             Source::Synthetic => Ok(Self::synthetic(None)),
             Source::Cargo => Ok(match cargo::read(cargo_home) {
                 Ok(documents) => {
-                    Self { origin: "sources of the crates of lockstep".into(), documents, floor: None, notice: None }
+                    Self { origin: "sources of the crates of lockstep".into(), documents, entropy: None, notice: None }
                 }
                 Err(reason) => Self::synthetic(Some(format!(
                     "source `cargo` is not there, so the synthetic language is used: {reason}"
@@ -256,7 +271,12 @@ impl Read {
                 text::read(&mut documents, &config.paths, without, "data.paths")?;
                 let more = config.paths.len() - 1;
                 let more = if more == 0 { String::new() } else { format!(" and {more} more") };
-                Ok(Self { origin: format!("text of {}{more}", config.paths[0]), documents, floor: None, notice: None })
+                Ok(Self {
+                    origin: format!("text of {}{more}", config.paths[0]),
+                    documents,
+                    entropy: None,
+                    notice: None,
+                })
             }
         }
     }
@@ -265,7 +285,8 @@ impl Read {
         let language = Language::new();
         let mut documents = Documents::default();
         (0..synthetic::DOCUMENTS).for_each(|index| documents.push(&language.document(index)));
-        Self { origin: "synthetic language".into(), documents, floor: Some(language.entropy_bits()), notice }
+        let entropy = Some(Entropy { rate: language.entropy_bits(), with_less: language.entropy_bits_with_less() });
+        Self { origin: "synthetic language".into(), documents, entropy, notice }
     }
 }
 

@@ -17,11 +17,12 @@ mod error;
 mod holdout;
 mod permute;
 mod random;
+#[cfg(test)]
+mod scratch;
 mod stream;
 mod synthetic;
 mod text;
 
-pub use cargo::{Entry, cargo_corpus};
 pub use dataset::Dataset;
 pub use error::DataError;
 

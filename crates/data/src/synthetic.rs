@@ -67,6 +67,14 @@ impl Language {
         self.stationary.iter().zip(&self.weights).map(|(p, row)| p * conditional_bits(row)).sum()
     }
 
+    /// Bits per byte that a model stays at which knows no byte before, or only one: how far a loss curve has come.
+    pub(crate) fn entropy_bits_with_less(&self) -> [f64; 2] {
+        let bits = |p: f64| -p * p.log2();
+        let single: f64 = self.stationary.chunks(SYMBOLS).map(|row| bits(row.iter().sum())).sum();
+        let pair: f64 = self.stationary.iter().copied().map(bits).sum();
+        [single, pair - single]
+    }
+
     /// Document `index`, at most [`DOCUMENT_BYTES_MAX`] bytes.
     pub(crate) fn document(&self, index: u64) -> Vec<u8> {
         let key = key(LANGUAGE_SEED, &[1, index]);
@@ -238,6 +246,14 @@ mod tests {
             / f64::from(triples);
         // Counts see a little less than the law: about (rows x (symbols - 1)) / (2 ln 2 x triples) bits.
         assert!((-0.012..0.003).contains(&(plug_in - stated)), "counts {plug_in}, stated {stated}");
+    }
+
+    #[test]
+    fn more_context_tells_more() {
+        let language = Language::new();
+        let [none, one] = language.entropy_bits_with_less();
+        let two = language.entropy_bits();
+        assert!((SYMBOLS as f64).log2() > none && none > one + 0.1 && one > two + 0.1, "{none} {one} {two}");
     }
 
     #[test]
