@@ -46,6 +46,9 @@ pub fn commit_to(
     }
     files.sort_by(|a, b| a.name.cmp(&b.name));
     let tensors = entries(tensors, meta.tp);
+    if let Some(fault) = tensors.iter().find_map(|tensor| tensor.fault(meta.tp)) {
+        return Err(CheckpointError::NoSuchState(fault));
+    }
     cover(&tensors, &files)?;
     for file in &files {
         let path = folder.join(&file.name);

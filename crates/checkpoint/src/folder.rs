@@ -120,7 +120,9 @@ fn remove(folder: &Path) -> Result<(), CheckpointError> {
 /// newest complete one. Returns the folders removed, ascending.
 ///
 /// Complete: the manifest opens and all files have their sizes. With no complete checkpoint
-/// nothing is removed. Names other than `step-NNNNNNNN` are left alone.
+/// nothing is removed. Names other than `step-NNNNNNNN` are left alone. A run that goes back
+/// first discards the steps that it goes back over: else a step that it is writing again
+/// counts as a leftover.
 ///
 /// # Errors
 /// [`CheckpointError::Io`]; what was removed before it stays removed.

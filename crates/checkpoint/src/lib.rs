@@ -23,6 +23,7 @@ mod read;
 mod storage;
 mod tensor;
 mod verify;
+mod whole;
 mod write;
 
 pub use commit::{commit, commit_to};

@@ -4,6 +4,7 @@ use std::fs::{self, File};
 use std::ops::Range;
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
+use std::sync::OnceLock;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use spec::tensors::{STATE_CHUNK, Tensor};
@@ -28,6 +29,8 @@ pub struct Checkpoint {
     pub(crate) index: Index,
     /// Files whose header was found good.
     headers_good: Vec<AtomicBool>,
+    /// Step of the older complete checkpoint, once it was looked for.
+    older: OnceLock<Option<u64>>,
 }
 
 /// Why `path` is not a file of `bytes` bytes, if so.
@@ -81,7 +84,7 @@ impl Checkpoint {
             }
         }
         let headers_good = manifest.files.iter().map(|_| AtomicBool::new(false)).collect();
-        Ok(Self { path: path.into(), manifest, index, headers_good })
+        Ok(Self { path: path.into(), manifest, index, headers_good, older: OnceLock::new() })
     }
 
     /// The folder.
@@ -166,7 +169,7 @@ impl Checkpoint {
             header::check(&bytes, entry).map_err(|reason| CheckpointError::File {
                 path,
                 reason,
-                older: older_than(&self.path, self.meta().step),
+                older: self.older(),
             })?;
             self.headers_good[number].store(true, Ordering::Relaxed);
         }
@@ -202,11 +205,15 @@ impl Checkpoint {
         Ok(())
     }
 
+    fn older(&self) -> Option<u64> {
+        *self.older.get_or_init(|| older_than(&self.path, self.meta().step))
+    }
+
     pub(crate) fn corrupt(&self, piece: &PieceEntry, chunk: usize, file: usize) -> CheckpointError {
         CheckpointError::Corrupt {
             place: Place { tensor: piece.tensor.clone(), kind: piece.kind, slice: piece.slice, chunk },
             file: self.path.join(&self.manifest.files[file].name),
-            older: older_than(&self.path, self.meta().step),
+            older: self.older(),
         }
     }
 
@@ -242,8 +249,10 @@ impl Checkpoint {
         let ours = entries(tensors, tp);
         let differs = (0..ours.len().max(self.tensors().len())).find(|&i| ours.get(i) != self.tensors().get(i));
         let Some(i) = differs else { return Ok(()) };
-        // A tensor that only moved is compared with its namesake.
-        let name = ours.get(i).or(self.tensors().get(i)).map_or("", |tensor| &tensor.name);
+        // The tensor of either side that the other lacks or has in another shape.
+        let mut here = ours.get(i).into_iter().chain(self.tensors().get(i));
+        let differs = |tensor: &&TensorEntry| !(ours.contains(tensor) && self.tensors().contains(tensor));
+        let name = here.find(differs).map_or("the order of the tensors", |tensor| &tensor.name);
         let describe = |all: &[TensorEntry]| match all.iter().find(|tensor| tensor.name == name) {
             Some(t) => format!("{} x {} in {} slices by {:?}", t.rows, t.cols, t.slices, t.cut).to_lowercase(),
             None => "absent".to_string(),
