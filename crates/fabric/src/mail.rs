@@ -28,6 +28,8 @@ pub enum Fault {
     FlipPayloadBit(u64),
     /// Flips this bit (modulo the size) of the next header.
     FlipHeaderBit(u64),
+    /// Loses the next message: it is counted and never sent.
+    Lose,
 }
 
 /// (peer, group, lane): messages of one stream keep their order.
@@ -151,6 +153,10 @@ impl Mail {
         let crosses = task.group.crosses(task.me, member);
         task.count.messages_sent += 1;
         *(if crosses { &mut task.count.inter_bytes_sent } else { &mut task.count.intra_bytes_sent }) += bytes;
+        if self.fault == Some(Fault::Lose) {
+            self.fault = None;
+            return Ok(());
+        }
         let mut small = std::mem::take(&mut self.small);
         let sent = self.send_frame(task, &header, pieces, &mut small);
         self.small = small;

@@ -123,7 +123,7 @@ fn scatter_sums(
     let me = task.me;
     let places = Places::new(task.group);
     let members = plan.cells.len();
-    let size = inner.mail.block(BLOCK, (0..members).map(|m| plan.subtrees(m).len()).max().unwrap_or(1));
+    let size = inner.mail.block(BLOCK, route::pieces_max(plan, &places));
     let lens: Vec<usize> = (0..members).map(|m| plan.part_len(m)).collect();
     let blocks = lens.iter().max().map_or(0, |len| len.div_ceil(size));
     let others = places.others(me, false);

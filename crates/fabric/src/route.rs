@@ -93,6 +93,12 @@ pub(crate) fn merged(plan: &ReducePlan, members: &[usize]) -> Vec<Range<usize>> 
     runs.into_iter().flat_map(|run| tree::subtrees(plan.leaves, run)).collect()
 }
 
+/// The most subtrees in one message, the same for all members.
+pub(crate) fn pieces_max(plan: &ReducePlan, places: &Places) -> usize {
+    let held = |m: usize| plan.subtrees(m).len().max(merged(plan, &places.mates(m)).len());
+    (0..plan.cells.len()).map(held).max().unwrap_or(0)
+}
+
 /// What `owner` receives for its part: (member, subtrees) in no special order, without
 /// those who send nothing. It brings its own subtrees itself.
 pub(crate) fn sources(plan: &ReducePlan, places: &Places, owner: usize) -> Vec<(usize, Vec<Range<usize>>)> {
