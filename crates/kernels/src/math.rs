@@ -187,3 +187,121 @@ pub fn cos64(x: f64) -> f64 {
 pub fn pow64(x: f64, y: f64) -> f64 {
     exp64(y * ln64(x))
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::simd::{Level, Simd, by_level};
+
+    /// Distance in units of the last place of the expected value.
+    fn ulps64(found: f64, expected: f64) -> f64 {
+        if found == expected || (found.is_nan() && expected.is_nan()) {
+            return 0.0;
+        }
+        let place = f64::from_bits(expected.abs().to_bits() + 1) - expected.abs();
+        (found - expected).abs() / place
+    }
+
+    fn ulps(found: f32, expected: f64) -> f64 {
+        let rounded = expected as f32;
+        if found == rounded || (found.is_nan() && rounded.is_nan()) {
+            return 0.0;
+        }
+        let place = f32::from_bits(rounded.abs().to_bits() + 1) - rounded.abs();
+        (found as f64 - expected).abs() / place as f64
+    }
+
+    /// Floats of every sign and exponent, infinities and NaN among them.
+    fn every_float() -> Vec<f32> {
+        let special = [0.0, -0.0, f32::INFINITY, f32::NEG_INFINITY, f32::NAN, 88.72, 88.73, -87.0, -87.01];
+        (0..u32::MAX / 1009).map(|i| f32::from_bits(i * 1009)).chain(special).collect()
+    }
+
+    by_level! {
+        fn exp_all(x: &[f32], y: &mut [f32]) {
+            x.iter().zip(y).for_each(|(x, y)| *y = exp(*x));
+        }
+    }
+    by_level! {
+        fn ln_all(x: &[f32], y: &mut [f32]) {
+            x.iter().zip(y).for_each(|(x, y)| *y = ln(*x));
+        }
+    }
+    by_level! {
+        fn wide_all(x: &[f64], y: &mut [[f64; 4]]) {
+            for (x, y) in x.iter().zip(y) {
+                let (sin, cos) = sin_cos64(*x);
+                *y = [exp64(*x), ln64(*x), sin, cos];
+            }
+        }
+    }
+
+    fn canonical(x: f32) -> u32 {
+        if x.is_nan() { f32::NAN.to_bits() } else { x.to_bits() }
+    }
+
+    #[test]
+    fn floats_are_accurate_and_equal_on_all_paths() {
+        let x = every_float();
+        // This function is compiled without any instruction set: fused multiply-add in software.
+        let (plain_exp, plain_ln): (Vec<f32>, Vec<f32>) = x.iter().map(|&x| (exp(x), ln(x))).unzip();
+        for (i, &x) in x.iter().enumerate() {
+            let exact = (x as f64).exp();
+            let found = plain_exp[i];
+            if x < -87.0 {
+                assert_eq!(found.to_bits(), 0, "exp({x})");
+            } else {
+                assert!(ulps(found, exact) < 1.1, "exp({x:e}) = {found:e}, not {exact:e}");
+            }
+            let exact = (x as f64).ln();
+            assert!(ulps(plain_ln[i], exact) < 0.51, "ln({x:e}) = {:e}, not {exact:e}", plain_ln[i]);
+        }
+        let mut y = vec![0.0; x.len()];
+        for simd in Simd::available() {
+            let level = Level::new(simd).expect("available");
+            exp_all(level, &x, &mut y);
+            assert!((0..x.len()).all(|i| canonical(y[i]) == canonical(plain_exp[i])), "exp on {simd}");
+            ln_all(level, &x, &mut y);
+            assert!((0..x.len()).all(|i| canonical(y[i]) == canonical(plain_ln[i])), "ln on {simd}");
+        }
+    }
+
+    #[test]
+    fn doubles_are_accurate_and_equal_on_all_paths() {
+        // Angles and exponents from 2^-40 to 2^20.
+        let x: Vec<f64> = (0..400_000)
+            .map(|i: u64| {
+                f64::from_bits(((983 + i * 60 / 400_000) << 52) + (i.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 12))
+            })
+            .flat_map(|x| [x, -x])
+            .collect();
+        let value = |x: f64| {
+            let (sin, cos) = sin_cos64(x);
+            [exp64(x), ln64(x), sin, cos]
+        };
+        let plain: Vec<_> = x.iter().map(|&x| value(x)).collect();
+        for (&x, found) in x.iter().zip(&plain) {
+            let exact = [x.exp(), x.ln(), x.sin(), x.cos()];
+            for (what, (found, exact)) in ["exp", "ln", "sin", "cos"].iter().zip(found.iter().zip(exact)) {
+                assert!(ulps64(*found, exact) <= 2.0, "{what}({x:e}) = {found:e}, not {exact:e}");
+            }
+        }
+        let mut y = vec![[0.0; 4]; x.len()];
+        for simd in Simd::available() {
+            wide_all(Level::new(simd).expect("available"), &x, &mut y);
+            let bits = |y: &[f64; 4]| y.map(|y| if y.is_nan() { 0 } else { y.to_bits() });
+            assert!(y.iter().zip(&plain).all(|(y, p)| bits(y) == bits(p)), "on {simd}");
+        }
+    }
+
+    #[test]
+    fn edges() {
+        assert_eq!(ln64(0.0), f64::NEG_INFINITY);
+        assert_eq!(ln64(f64::INFINITY), f64::INFINITY);
+        assert!(ln64(-1.0).is_nan() && ln64(f64::NAN).is_nan() && exp64(f64::NAN).is_nan());
+        assert!(ulps64(ln64(5e-324), 5e-324f64.ln()) < 2.0);
+        assert_eq!((exp64(800.0), exp64(-800.0)), (f64::INFINITY, 0.0));
+        assert_eq!(sin_cos64(0.0), (0.0, 1.0));
+        assert!((pow64(1e6, -0.5) - 1e-3).abs() < 1e-17);
+    }
+}

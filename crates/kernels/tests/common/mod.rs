@@ -1,6 +1,8 @@
 //! Inputs and comparisons shared by the tests.
 #![allow(dead_code)]
 
+pub mod cases;
+
 use kernels::{Ctx, Simd, fill_normal};
 
 /// Normal numbers of a named stream.
