@@ -1,7 +1,7 @@
 //! Packing: strips of a matrix, inner index first, so that the tile loop reads in order.
 
 use crate::mat::Mat;
-use crate::simd::{Level, by_level};
+use crate::simd::{Level, Path};
 
 #[derive(Clone, Copy)]
 #[repr(C, align(64))]
@@ -28,47 +28,117 @@ impl Buffer {
     }
 }
 
-/// Packs the rows of `m` (rows x k) in strips of `width` rows: out[strip][k][row], missing rows are zero.
+/// Packs the rows of `m` (rows x k) in strips of `width` rows: out[strip][k][row]. The rows that a last strip lacks hold
+/// anything: their results are thrown away.
 pub(super) fn pack(level: Level, m: Mat, width: usize, out: &mut [f32]) {
-    for (r, strip) in (0..m.rows).step_by(width).zip(out.chunks_exact_mut(m.cols * width)) {
-        let rows = width.min(m.rows - r);
-        let part = m.rows_range(r..r + rows);
-        if rows < width {
-            strip.fill(0.0);
-        }
+    for (r, out) in (0..m.rows).step_by(width).zip(out.chunks_exact_mut(m.cols * width)) {
+        let part = m.rows_range(r..m.rows.min(r + width));
         match width {
-            6 => strip_6(level, part, strip),
-            14 => strip_14(level, part, strip),
-            16 => strip_16(level, part, strip),
-            _ => strip_32(level, part, strip),
+            6 => strip::<6>(level, part, out),
+            14 => strip::<14>(level, part, out),
+            16 => strip::<16>(level, part, out),
+            _ => strip::<32>(level, part, out),
         }
     }
 }
 
-by_level! { fn strip_6(m: Mat<'_>, out: &mut [f32]) { strip::<6>(m, out) } }
-by_level! { fn strip_14(m: Mat<'_>, out: &mut [f32]) { strip::<14>(m, out) } }
-by_level! { fn strip_16(m: Mat<'_>, out: &mut [f32]) { strip::<16>(m, out) } }
-by_level! { fn strip_32(m: Mat<'_>, out: &mut [f32]) { strip::<32>(m, out) } }
-
-#[inline(always)]
-fn strip<const W: usize>(m: Mat, out: &mut [f32]) {
-    let out = out.as_chunks_mut::<W>().0;
-    if m.rows == W && m.rs == 1 {
-        for (k, out) in out.iter_mut().enumerate() {
-            out.copy_from_slice(&m.data[k * m.cs..k * m.cs + W]);
+/// One strip: at most W rows.
+fn strip<const W: usize>(level: Level, m: Mat, out: &mut [f32]) {
+    if m.cs == 1 {
+        // Rows in memory become columns: a transpose.
+        let done = transpose::<W>(level, m, out);
+        let rows: [&[f32]; W] = std::array::from_fn(|i| &m.data[i.min(m.rows - 1) * m.rs..][..m.cols]);
+        for (k, out) in out.as_chunks_mut::<W>().0.iter_mut().enumerate().skip(done) {
+            *out = std::array::from_fn(|i| rows[i][k]);
         }
-    } else if m.rows == W && m.cs == 1 {
-        let rows: [&[f32]; W] = std::array::from_fn(|i| &m.data[i * m.rs..i * m.rs + m.cols]);
-        for (k, out) in out.iter_mut().enumerate() {
-            for i in 0..W {
-                out[i] = rows[i][k];
-            }
+    } else if m.rs == 1 && m.rows == W {
+        for (k, out) in out.as_chunks_mut::<W>().0.iter_mut().enumerate() {
+            out.copy_from_slice(&m.data[k * m.cs..][..W]);
         }
     } else {
-        for (k, out) in out.iter_mut().enumerate() {
+        for (k, out) in out.as_chunks_mut::<W>().0.iter_mut().enumerate() {
             for (i, out) in out[..m.rows].iter_mut().enumerate() {
                 *out = m.data[i * m.rs + k * m.cs];
             }
         }
+    }
+}
+
+/// Transposes the first columns of a strip with vectors; answers how many.
+fn transpose<const W: usize>(level: Level, m: Mat, out: &mut [f32]) -> usize {
+    #[cfg(target_arch = "x86_64")]
+    if matches!(level.path(), Path::Avx2 | Path::Avx512) && m.cols > 8 {
+        m.check();
+        assert!(m.cs == 1 && m.rows > 0 && out.len() >= m.cols * W);
+        // A group of 8 rows may write past the end of a narrow strip's row, into the next one, hence never the last.
+        let columns = (m.cols - 1) / 8 * 8;
+        // SAFETY: rows are clamped to those of m and columns < m.cols, both checked; each store of 8 floats begins in a
+        // row k < m.cols - 1 of the strip and ends at most in the next row; the CPU has the path.
+        unsafe { x86::transpose::<W>(m.data.as_ptr(), m.rs, m.rows, columns, out.as_mut_ptr()) };
+        return columns;
+    }
+    let _ = (level, m, out);
+    0
+}
+
+#[cfg(target_arch = "x86_64")]
+mod x86 {
+    use std::arch::x86_64::*;
+
+    /// out[k * W + i] = m[i * rs + k] for k < columns (a multiple of 8), i < W; rows beyond `rows` repeat the last.
+    ///
+    /// # Safety
+    /// m has `rows` > 0 rows of `columns` floats; out has columns * W + 8 - min(W, 8) floats; the CPU has AVX2.
+    #[target_feature(enable = "avx2")]
+    pub(super) unsafe fn transpose<const W: usize>(
+        m: *const f32,
+        rs: usize,
+        rows: usize,
+        columns: usize,
+        out: *mut f32,
+    ) {
+        for k in (0..columns).step_by(8) {
+            // The last group of 14 rows starts at row 6: it repeats two.
+            for group in 0..W.div_ceil(8) {
+                let first = if W < 8 { 0 } else { (group * 8).min(W - 8) };
+                let mut r = [_mm256_setzero_ps(); 8];
+                for i in 0..8 {
+                    // SAFETY: the caller's promise.
+                    r[i] = unsafe { _mm256_loadu_ps(m.add((first + i).min(rows - 1) * rs + k)) };
+                }
+                let r = transpose_8x8(r);
+                for i in 0..8 {
+                    // SAFETY: the caller's promise.
+                    unsafe { _mm256_storeu_ps(out.add((k + i) * W + first), r[i]) };
+                }
+            }
+        }
+    }
+
+    // Loops and no closures: code inside of a closure would not be compiled for AVX2.
+
+    /// Columns of an 8 x 8 block.
+    #[target_feature(enable = "avx2")]
+    fn transpose_8x8(r: [__m256; 8]) -> [__m256; 8] {
+        // Pairs, then fours, then the halves of the vectors.
+        let mut pairs = [_mm256_setzero_ps(); 8];
+        for i in 0..4 {
+            pairs[2 * i] = _mm256_unpacklo_ps(r[2 * i], r[2 * i + 1]);
+            pairs[2 * i + 1] = _mm256_unpackhi_ps(r[2 * i], r[2 * i + 1]);
+        }
+        let mut fours = pairs;
+        for half in [0, 4] {
+            for i in 0..2 {
+                let (x, y) = (pairs[half + i], pairs[half + i + 2]);
+                fours[half + 2 * i] = _mm256_shuffle_ps::<0x44>(x, y);
+                fours[half + 2 * i + 1] = _mm256_shuffle_ps::<0xee>(x, y);
+            }
+        }
+        let mut columns = fours;
+        for i in 0..4 {
+            columns[i] = _mm256_permute2f128_ps::<0x20>(fours[i], fours[i + 4]);
+            columns[i + 4] = _mm256_permute2f128_ps::<0x31>(fours[i], fours[i + 4]);
+        }
+        columns
     }
 }
