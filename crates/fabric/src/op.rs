@@ -2,8 +2,9 @@
 
 use crate::counters::Count;
 use crate::error::FabricError;
-use crate::frame::Operation;
-use crate::options::Group;
+use crate::frame::{BadHeader, Header, Operation};
+use crate::link::LinkDown;
+use crate::options::{Group, RankId};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Mutex, PoisonError};
 use std::time::Instant;
@@ -21,6 +22,43 @@ impl Task<'_> {
     /// An error about the caller's arguments.
     pub fn argument(&self, problem: String) -> FabricError {
         FabricError::Argument { operation: self.operation, group: self.group.name.clone(), problem }
+    }
+
+    /// What to call a group that a message names.
+    pub fn name(&self, group: u32) -> String {
+        if group == self.group.id { self.group.name.clone() } else { format!("#{group}") }
+    }
+
+    /// The peer's stream has ended.
+    pub fn gone(&self, rank: RankId, down: LinkDown) -> FabricError {
+        let group = self.group.name.clone();
+        FabricError::PeerGone { rank, operation: self.operation, group, detail: down.0 }
+    }
+
+    /// The message of `header` is not what was expected.
+    pub fn mismatch(&self, header: &Header, what: &'static str, expected: String, got: String) -> FabricError {
+        let (rank, sequence) = (header.source, header.sequence);
+        FabricError::Mismatch { what, group: self.name(header.group), rank, sequence, expected, got }
+    }
+
+    /// An error unless `got` is `expected`.
+    pub fn expect(&self, header: &Header, what: &'static str, expected: usize, got: usize) -> Result<(), FabricError> {
+        if expected == got {
+            return Ok(());
+        }
+        Err(self.mismatch(header, what, expected.to_string(), got.to_string()))
+    }
+
+    /// The peer is in another operation.
+    pub fn wrong_operation(&self, header: &Header) -> FabricError {
+        let wanted = Operation::wire_name(self.operation.wire());
+        self.mismatch(header, "operation", wanted, Operation::wire_name(header.operation))
+    }
+
+    /// What `rank` sent is no header.
+    pub fn unreadable(&self, rank: RankId, (what, expected, got): BadHeader) -> FabricError {
+        let group = self.group.name.clone();
+        FabricError::Mismatch { what, group, rank, sequence: 0, expected, got }
     }
 }
 

@@ -1,0 +1,250 @@
+//! Receiving: what has arrived is checked, then goes to its place or into the mailbox.
+
+use super::{Idle, Mail, Reason, STEP_BYTES, Stream};
+use crate::error::FabricError;
+use crate::frame::{HEADER_BYTES, Header, TRAILER_BYTES};
+use crate::link::{Link, LinkDown};
+use crate::op::Task;
+use crate::options::RankId;
+use std::collections::VecDeque;
+use xxhash_rust::xxh3::Xxh3Default;
+
+/// A message in arrival from one peer.
+#[derive(Default)]
+pub(super) struct Inbound {
+    head: Vec<u8>,
+    now: Option<Header>,
+    /// True if the payload goes straight to where the receiver wants it.
+    direct: bool,
+    body: Vec<u8>,
+    got: usize,
+    sum: Xxh3Default,
+    tail: Vec<u8>,
+    down: Option<LinkDown>,
+}
+
+/// Where an awaited message of known length goes.
+struct Want<'a> {
+    stream: Stream,
+    wire: u8,
+    into: &'a mut [u8],
+    done: bool,
+}
+
+impl Mail {
+    /// Receives the next message of `member` on `lane`, which must have the length of `into`.
+    pub fn recv_into(&mut self, task: &mut Task, member: usize, lane: u8, into: &mut [u8]) -> Result<(), FabricError> {
+        let length = into.len();
+        let stream = (task.group.ranks[member], task.group.id, lane);
+        let mut want = Want { stream, wire: task.operation.wire(), into, done: false };
+        if let Some((header, body)) = self.receive(task, stream, Some(&mut want))? {
+            task.expect(&header, "byte count", length, body.len())?;
+            want.into.copy_from_slice(&body);
+        }
+        received(task, member, length);
+        Ok(())
+    }
+
+    /// Receives the next message of `member` on `lane`, of any length.
+    pub fn recv_vec(&mut self, task: &mut Task, member: usize, lane: u8) -> Result<Vec<u8>, FabricError> {
+        let stream = (task.group.ranks[member], task.group.id, lane);
+        let (_, body) = self.receive(task, stream, None)?.expect("without a place it comes by the mailbox");
+        received(task, member, body.len());
+        Ok(body)
+    }
+
+    /// The next letter of `stream`, or `None` if it went straight to its place.
+    fn receive(
+        &mut self,
+        task: &mut Task,
+        stream: Stream,
+        mut want: Option<&mut Want>,
+    ) -> Result<Option<(Header, Vec<u8>)>, FabricError> {
+        let peer = stream.0;
+        let mut idle = Idle::default();
+        loop {
+            if let Some(letter) = self.waiting.get_mut(&stream).and_then(VecDeque::pop_front) {
+                idle.over(task);
+                self.waiting_bytes -= letter.1.len() as u64;
+                if letter.0.operation != task.operation.wire() {
+                    return Err(task.wrong_operation(&letter.0));
+                }
+                return Ok(Some(letter));
+            }
+            if peer == self.rank {
+                return Err(task.argument("this rank receives from itself what it has not sent".into()));
+            }
+            self.abort.check()?;
+            let ticket = self.link.ticket();
+            let mut moved = self.pump(task, peer, want.as_deref_mut())?;
+            if want.as_ref().is_some_and(|w| w.done) {
+                idle.over(task);
+                return Ok(None);
+            }
+            if !moved {
+                if let Some(down) = self.inbound[peer as usize].down.clone() {
+                    return Err(task.gone(peer, down));
+                }
+                moved = self.drain(task, Some(peer))?;
+            }
+            if moved {
+                idle.over(task);
+                continue;
+            }
+            let sequence = self.seen.get(&stream).copied().unwrap_or(0);
+            let reason = Reason { peer, direction: "for", sequence, full: None };
+            self.pause(task, &mut idle, ticket, &reason)?;
+        }
+    }
+
+    /// Takes in what is there from everyone but `except`. True if anything came.
+    pub(super) fn drain(&mut self, task: &Task, except: Option<RankId>) -> Result<bool, FabricError> {
+        let mut moved = false;
+        for peer in 0..self.inbound.len() as RankId {
+            if peer != self.rank && Some(peer) != except && self.inbound[peer as usize].down.is_none() {
+                moved |= self.pump(task, peer, None)?;
+            }
+        }
+        Ok(moved)
+    }
+
+    /// Takes in what is there from `peer`. True if anything came.
+    fn pump(&mut self, task: &Task, peer: RankId, mut want: Option<&mut Want>) -> Result<bool, FabricError> {
+        let mut moved = false;
+        loop {
+            let at = &mut self.inbound[peer as usize];
+            if at.down.is_some() {
+                return Ok(moved);
+            }
+            if at.now.is_none() {
+                if !fill(&*self.link, peer, at, HEADER_BYTES, &mut moved) {
+                    return Ok(moved);
+                }
+                self.open(task, peer, want.as_deref_mut())?;
+            }
+            let at = &mut self.inbound[peer as usize];
+            let header = at.now.expect("opened above");
+            let bytes = header.bytes as usize;
+            while at.got < bytes {
+                let end = bytes.min(at.got + STEP_BYTES);
+                let place = if at.direct {
+                    let want = want.as_deref_mut().expect("a direct message stays with its receiver");
+                    &mut want.into[at.got..end]
+                } else {
+                    at.body.resize(end, 0);
+                    &mut at.body[at.got..end]
+                };
+                match self.link.read(peer, place) {
+                    Ok(0) => return Ok(moved),
+                    Ok(n) => {
+                        if header.checksum {
+                            at.sum.update(&place[..n]);
+                        }
+                        at.got += n;
+                        moved = true;
+                    }
+                    Err(down) => {
+                        at.down = Some(down);
+                        return Ok(moved);
+                    }
+                }
+            }
+            if header.checksum {
+                if !fill(&*self.link, peer, at, TRAILER_BYTES, &mut moved) {
+                    return Ok(moved);
+                }
+                let got = u64::from_le_bytes(at.tail[..].try_into().expect("8 bytes"));
+                let sum = at.sum.digest();
+                if sum != got {
+                    let (sum, got) = (format!("{sum:#018x}"), format!("{got:#018x}"));
+                    return Err(task.mismatch(&header, "payload checksum", got, sum));
+                }
+            }
+            at.head.clear();
+            at.tail.clear();
+            at.now = None;
+            let body = std::mem::take(&mut at.body);
+            if at.direct {
+                want.expect("a direct message stays with its receiver").done = true;
+                return Ok(true);
+            }
+            let stream = (peer, header.group, header.lane);
+            self.waiting.entry(stream).or_default().push_back((header, body));
+        }
+    }
+
+    /// Reads and checks a full header, and decides where its payload goes.
+    fn open(&mut self, task: &Task, peer: RankId, want: Option<&mut Want>) -> Result<(), FabricError> {
+        let at = &mut self.inbound[peer as usize];
+        let raw: [u8; HEADER_BYTES] = at.head[..].try_into().expect("a full header");
+        let header = Header::decode(&raw).map_err(|bad| task.unreadable(peer, bad))?;
+        let wrong =
+            |what, expected: u64, got: u64| Err(task.mismatch(&header, what, expected.to_string(), got.to_string()));
+        if header.generation != self.options.generation {
+            return wrong("generation", self.options.generation.into(), header.generation.into());
+        }
+        if header.source != peer {
+            return wrong("source", peer.into(), header.source.into());
+        }
+        if header.target != self.rank {
+            return wrong("target", self.rank.into(), header.target.into());
+        }
+        let stream = (peer, header.group, header.lane);
+        let seen = self.seen.entry(stream).or_default();
+        if header.sequence != *seen {
+            return wrong("sequence", *seen, header.sequence);
+        }
+        *seen += 1;
+        if header.bytes > self.options.message_bytes_max {
+            return Err(self.oversize("from", task.name(header.group), peer, header.bytes));
+        }
+        let first = self.waiting.get(&stream).is_none_or(VecDeque::is_empty);
+        let place = want.filter(|w| first && w.stream == stream);
+        if let Some(want) = &place {
+            if header.operation != want.wire {
+                return Err(task.wrong_operation(&header));
+            }
+            task.expect(&header, "byte count", want.into.len(), header.bytes as usize)?;
+        } else {
+            self.keep_room(peer, header.bytes)?;
+            let at = &mut self.inbound[peer as usize];
+            at.body.reserve_exact(header.bytes as usize);
+        }
+        let at = &mut self.inbound[peer as usize];
+        at.direct = place.is_some();
+        at.got = 0;
+        at.sum.reset();
+        at.now = Some(header);
+        Ok(())
+    }
+}
+
+/// Reads on until the head (or tail) of `at` has `size` bytes. True when it has.
+fn fill(link: &dyn Link, peer: RankId, at: &mut Inbound, size: usize, moved: &mut bool) -> bool {
+    let buffer = if at.now.is_none() { &mut at.head } else { &mut at.tail };
+    let mut raw = [0u8; HEADER_BYTES];
+    while buffer.len() < size {
+        let room = size - buffer.len();
+        match link.read(peer, &mut raw[..room]) {
+            Ok(0) => return false,
+            Ok(n) => {
+                buffer.extend_from_slice(&raw[..n]);
+                *moved = true;
+            }
+            Err(down) => {
+                at.down = Some(down);
+                return false;
+            }
+        }
+    }
+    true
+}
+
+fn received(task: &mut Task, member: usize, bytes: usize) {
+    let count = &mut task.count;
+    *(if task.group.crosses(task.me, member) {
+        &mut count.inter_bytes_received
+    } else {
+        &mut count.intra_bytes_received
+    }) += bytes as u64;
+}
