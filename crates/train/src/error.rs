@@ -54,6 +54,14 @@ pub enum TrainError {
         /// What the system said.
         source: std::io::Error,
     },
+    /// A rank said why it could not go on.
+    #[error("{reason}")]
+    Rank {
+        /// Its exit code.
+        code: i32,
+        /// Its words.
+        reason: String,
+    },
     /// A rank ended without finishing.
     #[error("rank {rank} ended without finishing: {reason}")]
     RankDied {
@@ -73,6 +81,7 @@ impl TrainError {
         match self {
             Self::Spec(_) | Self::Data(_) | Self::Checkpoint(_) | Self::Simd(_) | Self::BadInput(_) => 2,
             Self::Diverged { .. } => 4,
+            Self::Rank { code, .. } => *code,
             _ => 70,
         }
     }

@@ -54,6 +54,8 @@ pub struct Executor<'a> {
     memory: Memory,
     stop: Arc<AtomicBool>,
     ballot: Vec<Vec<u8>>,
+    decision: Option<Decision>,
+    step: u64,
 }
 
 /// What one pass over a program came to.
@@ -89,6 +91,8 @@ impl<'a> Executor<'a> {
             memory: Memory::default(),
             stop,
             ballot: Vec::new(),
+            decision: None,
+            step: 0,
         }
     }
 
@@ -103,49 +107,68 @@ impl<'a> Executor<'a> {
         step: u64,
         load: &dyn Fn(Unit) -> Tokens,
     ) -> Result<Outcome, TrainError> {
-        let mut decision = None;
+        self.decision = None;
+        self.step = step;
         for instr in &program.instrs {
             let began = Instant::now();
-            let exchange = matches!(instr.op, Op::Collective { .. } | Op::Send { .. } | Op::Recv { .. });
             match instr.op {
                 Op::Load => {
                     let unit = unit_of(instr)?;
-                    self.memory.tokens.insert(unit, load(unit));
+                    self.put_tokens(unit, load(unit));
                 }
-                Op::Compute(pass, segment) => self.compute(mode, instr, pass, segment)?,
-                Op::Collective { exchange, value, axis, .. } => {
-                    self.collective(mode, instr, exchange, value, axis)?;
-                }
-                Op::Send { value, to, .. } => self.send(instr, value, to)?,
-                Op::Recv { value, from, .. } => self.recv(instr, value, from)?,
-                Op::CloseCell { cell } => {
-                    let ctx = self.ctx;
-                    let state = self.chunks.get_mut(&instr.chunk).ok_or_else(|| unhosted(instr))?;
-                    state.close_cell(cell, |left, right| kernels::add_assign(ctx, left, right));
-                }
-                Op::Vote => decision = Some(vote::decide(&self.tally(mode)?, &self.run.train)),
-                Op::Apply => {
-                    let decision = decision.ok_or_else(|| TrainError::Internal("apply before the vote".into()))?;
-                    let state = self.chunks.get_mut(&instr.chunk).ok_or_else(|| unhosted(instr))?;
-                    if decision.finite {
-                        optim::apply(self.ctx, &self.run.train, step, &decision, state);
-                    }
-                    let spent = std::mem::take(&mut state.total);
-                    state.recycle([spent]);
-                }
+                _ => self.instruction(instr, mode)?,
             }
+            let exchange = matches!(instr.op, Op::Collective { .. } | Op::Send { .. } | Op::Recv { .. });
             self.counts.instructions += 1;
             *(if exchange { &mut self.counts.exchange } else { &mut self.counts.compute }) += began.elapsed();
         }
         let outcome = match mode {
             Mode::Train => {
-                Outcome::Step(decision.ok_or_else(|| TrainError::Internal("a step without a vote".into()))?)
+                Outcome::Step(self.decision.ok_or_else(|| TrainError::Internal("a step without a vote".into()))?)
             }
             Mode::Eval => Outcome::Eval(self.tally(mode)?.loss),
         };
         self.memory.tokens.clear();
         self.memory.losses.clear();
         Ok(outcome)
+    }
+
+    /// Runs one instruction; tokens come from [`Executor::put_tokens`].
+    pub(crate) fn instruction(&mut self, instr: &Instr, mode: Mode) -> Result<(), TrainError> {
+        match instr.op {
+            Op::Load => return Err(TrainError::Internal("tokens are loaded by the caller".into())),
+            Op::Compute(pass, segment) => self.compute(mode, instr, pass, segment)?,
+            Op::Collective { exchange, value, axis, .. } => self.collective(mode, instr, exchange, value, axis)?,
+            Op::Send { value, to, .. } => self.send(instr, value, to)?,
+            Op::Recv { value, from, .. } => self.recv(instr, value, from)?,
+            Op::CloseCell { cell } => {
+                let ctx = self.ctx;
+                let state = self.chunks.get_mut(&instr.chunk).ok_or_else(|| unhosted(instr))?;
+                state.close_cell(cell, |left, right| kernels::add_assign(ctx, left, right));
+            }
+            Op::Vote => self.decision = Some(vote::decide(&self.tally(mode)?, &self.run.train)),
+            Op::Apply => {
+                let decision = self.decision.ok_or_else(|| TrainError::Internal("apply before the vote".into()))?;
+                let state = self.chunks.get_mut(&instr.chunk).ok_or_else(|| unhosted(instr))?;
+                if decision.finite {
+                    optim::apply(self.ctx, &self.run.train, self.step, &decision, state);
+                }
+                let spent = std::mem::take(&mut state.total);
+                state.recycle([spent]);
+            }
+        }
+        Ok(())
+    }
+
+    /// Gives the tokens of a unit for the instructions that follow.
+    pub(crate) fn put_tokens(&mut self, unit: Unit, tokens: Tokens) {
+        self.memory.tokens.insert(unit, tokens);
+    }
+
+    /// The rows that the last norm of `unit` left, whose forward ends here.
+    pub(crate) fn take_normed(&mut self, unit: Unit) -> Result<Vec<f32>, TrainError> {
+        self.memory.saved.retain(|(_, kept), _| *kept != unit);
+        need(&mut self.memory.regs.normed, "normed")
     }
 
     fn compute(&mut self, mode: Mode, instr: &Instr, pass: Pass, segment: Segment) -> Result<(), TrainError> {

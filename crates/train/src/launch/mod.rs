@@ -1,0 +1,257 @@
+//! Starts the ranks of a run, listens to them, and ends them: one machine, threads or processes.
+//!
+//! The parent is not in the data path. It checks everything first, writes nothing before that,
+//! and hands every event to the caller.
+
+mod folder;
+mod processes;
+mod threads;
+pub mod wire;
+
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::mpsc::{Receiver, RecvTimeoutError};
+use std::time::{Duration, Instant};
+
+use data::Dataset;
+use events::{Event, RankReport};
+use kernels::Simd;
+use program::{Mode, check};
+use spec::{Run, Transport};
+
+pub use folder::RunFolder;
+
+use crate::error::TrainError;
+use crate::rank::Ended;
+
+/// How often the parent looks whether it was asked to stop.
+const POLL: Duration = Duration::from_millis(20);
+/// How long ranks may take to end after one of them failed, before they are ended.
+const GRACE: Duration = Duration::from_secs(3);
+
+/// What to run.
+pub struct Request {
+    /// The validated run.
+    pub run: Run,
+    /// Instruction path of the kernels.
+    pub simd: Simd,
+    /// The run's folder.
+    pub folder: PathBuf,
+    /// Go on from the newest checkpoint in it.
+    pub resume: bool,
+    /// Steps between hashes of every tensor; 0: none.
+    pub digest_every: u64,
+    /// Set by a signal handler: stop after the step under way, with a checkpoint.
+    pub stop: Arc<AtomicBool>,
+    /// The binary that runs a rank when called with [`wire::RANK_COMMAND`].
+    pub program: PathBuf,
+}
+
+/// How a run ended.
+#[derive(Debug, Clone)]
+pub struct Summary {
+    /// Finished, or stopped on request.
+    pub ended: Ended,
+    /// The digest, 64 hex digits.
+    pub digest: String,
+    /// What each rank counted, by rank.
+    pub ranks: Vec<RankReport>,
+    /// Loss of the last step, nats per token.
+    pub loss: Option<f64>,
+    /// Loss of the last validation, bits per byte.
+    pub bits_per_byte: Option<f64>,
+    /// Class and seconds; together the wall time.
+    pub time: Vec<(String, f64)>,
+    /// Seconds from the request to the end.
+    pub wall: f64,
+}
+
+/// Checks the data, the program and the folder, then trains; `observe` sees every event.
+///
+/// # Errors
+/// Bad input before anything was written; afterwards what ended the run.
+pub fn train(request: &Request, observe: &mut dyn FnMut(&Event)) -> Result<Summary, TrainError> {
+    let began = Instant::now();
+    let run = &request.run;
+    let data = Arc::new(Dataset::open(&run.data, run.train.seq, None)?);
+    prove(run)?;
+    let folder = RunFolder::new(&request.folder);
+    let resume = folder.resume_point(run, request.resume, observe)?;
+    let mut log = folder.create(run)?;
+    let mut observe = |event: &Event| {
+        log.write(event);
+        observe(event);
+    };
+    for text in data.describe() {
+        observe(&Event::Notice { text });
+    }
+    if run.layout.world() == 1 {
+        let text = "one rank: its state has no mirror, checkpoints on disk alone protect it".into();
+        observe(&Event::Notice { text });
+    }
+    let cores = std::thread::available_parallelism().map_or(1, |n| n.get());
+    let busy = (run.layout.world() * run.layout.threads).min(cores);
+    let job = wire::JobSpec {
+        run_toml: run.values.to_toml(),
+        name: folder.path().join("run.toml").display().to_string(),
+        cores,
+        simd: request.simd.to_string(),
+        checkpoints: folder.checkpoints(),
+        resume: resume.map(|checkpoint| checkpoint.path().to_owned()),
+        digest_every: request.digest_every,
+        peak_gflops: kernels::measure_peak(request.simd, busy),
+    };
+    let mut ranks: Box<dyn Ranks> = match run.layout.transport {
+        _ if run.layout.world() == 1 => Box::new(threads::start(run, &job, data, request.stop.clone())?),
+        Transport::Threads => Box::new(threads::start(run, &job, data, request.stop.clone())?),
+        Transport::Shm | Transport::Tcp => {
+            drop(data);
+            Box::new(processes::start(&request.program, run, &job)?)
+        }
+    };
+    let mut collected = Collected::default();
+    let ended = collected.listen(ranks.as_mut(), request, &mut observe);
+    let summary = ended.and_then(|ended| collected.summary(ended, began));
+    folder.write_summary(run, &summary)?;
+    summary
+}
+
+/// Lowers the run for all ranks and checks the lists.
+///
+/// # Errors
+/// [`TrainError::Program`] with every violation.
+pub fn prove(run: &Run) -> Result<check::Report, TrainError> {
+    let refused = |violations: Vec<check::Violation>| TrainError::Program {
+        layout: run.layout.to_string(),
+        violations: violations.iter().map(ToString::to_string).collect::<Vec<_>>().join("\n"),
+    };
+    let verdict = |mode| {
+        let programs = program::lower_all(run, mode);
+        check::check(&programs, &run.model, &run.grid, &run.layout, run.train.seq, mode).map_err(refused)
+    };
+    verdict(Mode::Eval)?;
+    verdict(Mode::Train)
+}
+
+/// What the parent hears from the ranks.
+pub(crate) enum News {
+    /// An event of a rank.
+    Event(Event),
+    /// A rank is done.
+    Ended(usize, Result<Ended, Failure>),
+}
+
+/// Why a rank failed, as far as it could say.
+pub(crate) struct Failure {
+    /// Exit code that fits.
+    pub code: i32,
+    /// Its words, or its exit status.
+    pub reason: String,
+    /// It died without a word: most likely the cause and not a consequence.
+    pub silent: bool,
+}
+
+/// The ranks of a run, however they are hosted.
+pub(crate) trait Ranks {
+    /// Number of ranks.
+    fn count(&self) -> usize;
+    /// What they say.
+    fn news(&self) -> &Receiver<News>;
+    /// Ask all of them to stop after the step under way.
+    fn stop(&mut self);
+    /// End them now.
+    fn end(&mut self);
+}
+
+#[derive(Default)]
+struct Collected {
+    digest: Option<String>,
+    loss: Option<f64>,
+    bits_per_byte: Option<f64>,
+    reports: Vec<RankReport>,
+}
+
+impl Collected {
+    fn listen(
+        &mut self,
+        ranks: &mut dyn Ranks,
+        request: &Request,
+        observe: &mut dyn FnMut(&Event),
+    ) -> Result<Ended, TrainError> {
+        let mut left = ranks.count();
+        let mut ended = Ended::Finished;
+        let mut failures: Vec<(usize, Failure)> = Vec::new();
+        let mut stopping = false;
+        let mut deadline: Option<Instant> = None;
+        while left > 0 {
+            match ranks.news().recv_timeout(POLL) {
+                Ok(News::Event(event)) => {
+                    self.take(&event);
+                    observe(&event);
+                }
+                Ok(News::Ended(_, Ok(how))) => {
+                    ended = how;
+                    left -= 1;
+                }
+                Ok(News::Ended(rank, Err(failure))) => {
+                    let event = Event::Failed { rank, code: failure.code, reason: failure.reason.clone() };
+                    observe(&event);
+                    failures.push((rank, failure));
+                    left -= 1;
+                    deadline.get_or_insert_with(|| Instant::now() + GRACE);
+                }
+                Err(RecvTimeoutError::Timeout) => {}
+                Err(RecvTimeoutError::Disconnected) => break,
+            }
+            if !stopping && request.stop.load(Ordering::Relaxed) {
+                stopping = true;
+                ranks.stop();
+            }
+            if deadline.is_some_and(|d| Instant::now() > d) {
+                ranks.end();
+                deadline = None;
+            }
+        }
+        match cause(failures) {
+            None => Ok(ended),
+            Some((_, failure)) if failure.code != 70 => Err(TrainError::Rank { code: failure.code, reason: failure.reason }),
+            Some((rank, failure)) => Err(TrainError::RankDied { rank, reason: failure.reason }),
+        }
+    }
+
+    fn take(&mut self, event: &Event) {
+        match event {
+            Event::Step(step) => self.loss = Some(step.loss),
+            Event::Validation { bits_per_byte, .. } => self.bits_per_byte = Some(*bits_per_byte),
+            Event::Digest { digest, .. } => self.digest = Some(digest.clone()),
+            Event::RankFinished(report) => self.reports.push(report.clone()),
+            _ => {}
+        }
+    }
+
+    fn summary(&mut self, ended: Ended, began: Instant) -> Result<Summary, TrainError> {
+        let digest = self.digest.take().ok_or_else(|| TrainError::Internal("no rank gave a digest".into()))?;
+        self.reports.sort_by_key(|r| r.rank);
+        let wall = began.elapsed().as_secs_f64();
+        // What rank 0 did; what is left is start and end of the processes.
+        let mut time: Vec<(String, f64)> = Vec::new();
+        if let Some(first) = self.reports.first() {
+            time.extend(first.time.iter().filter(|(class, _)| class != "compute" && class != "exchange").cloned());
+        }
+        let known: f64 = time.iter().map(|(_, s)| s).sum();
+        time.push(("other".into(), (wall - known).max(0.0)));
+        let ranks = std::mem::take(&mut self.reports);
+        Ok(Summary { ended, digest, ranks, loss: self.loss, bits_per_byte: self.bits_per_byte, time, wall })
+    }
+}
+
+/// The failure that the others followed from: a silent death first, then one with a code of its own, then the first.
+fn cause(mut failures: Vec<(usize, Failure)>) -> Option<(usize, Failure)> {
+    let at = failures
+        .iter()
+        .position(|(_, f)| f.silent)
+        .or_else(|| failures.iter().position(|(_, f)| f.code != 70))
+        .or_else(|| (!failures.is_empty()).then_some(0))?;
+    Some(failures.swap_remove(at))
+}

@@ -1,0 +1,74 @@
+//! All ranks as threads of this process.
+
+use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
+use std::sync::mpsc::{Receiver, channel};
+use std::thread::JoinHandle;
+
+use data::Dataset;
+use fabric::{Aborter, FabricOptions};
+use spec::Run;
+
+use super::wire::JobSpec;
+use super::{Failure, News, Ranks};
+use crate::error::TrainError;
+use crate::rank;
+
+pub struct ThreadRanks {
+    count: usize,
+    news: Receiver<News>,
+    aborters: Vec<Aborter>,
+    handles: Vec<JoinHandle<()>>,
+}
+
+/// Starts a thread per rank; they share `stop` with the caller.
+pub fn start(run: &Run, spec: &JobSpec, data: Arc<Dataset>, stop: Arc<AtomicBool>) -> Result<ThreadRanks, TrainError> {
+    let world = run.layout.world();
+    let endpoints = fabric::threads(world as u32, &FabricOptions::default())?;
+    let aborters = endpoints.iter().map(|e| e.aborter()).collect();
+    let (tell, news) = channel();
+    let mut handles = Vec::new();
+    for endpoint in endpoints {
+        let job = spec.job(Some(data.clone()), stop.clone())?;
+        let tell = tell.clone();
+        let number = endpoint.rank() as usize;
+        let body = move || {
+            let sink = |event| drop(tell.send(News::Event(event)));
+            let run = std::panic::AssertUnwindSafe(|| rank::run(&job, endpoint, &sink));
+            let ended = match std::panic::catch_unwind(run) {
+                Ok(Ok(ended)) => Ok(ended),
+                Ok(Err(e)) => Err(Failure { code: e.exit_code(), reason: e.to_string(), silent: false }),
+                Err(_) => Err(Failure { code: 70, reason: "it panicked; the message is above".into(), silent: true }),
+            };
+            drop(tell.send(News::Ended(number, ended)));
+        };
+        let thread = std::thread::Builder::new().name(format!("rank-{number}"));
+        let handle = thread.spawn(body).map_err(|e| TrainError::Internal(format!("cannot start a thread: {e}")))?;
+        handles.push(handle);
+    }
+    Ok(ThreadRanks { count: world, news, aborters, handles })
+}
+
+impl Ranks for ThreadRanks {
+    fn count(&self) -> usize {
+        self.count
+    }
+
+    fn news(&self) -> &Receiver<News> {
+        &self.news
+    }
+
+    // The flag is shared.
+    fn stop(&mut self) {}
+
+    fn end(&mut self) {
+        self.aborters.iter().for_each(|a| a.abort("another rank failed"));
+    }
+}
+
+impl Drop for ThreadRanks {
+    fn drop(&mut self) {
+        self.end();
+        self.handles.drain(..).for_each(|h| drop(h.join()));
+    }
+}

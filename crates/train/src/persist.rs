@@ -1,0 +1,172 @@
+//! State to hashes and to disk: what each rank answers for, in names that no layout changes.
+
+use std::path::Path;
+
+use checkpoint::{Checkpoint, Digest, DigestBuilder, FileEntry, HashPiece, Kind, Meta, PieceRef, STATE_CHUNK};
+use kernels::NUMERICS_VERSION;
+use serde::{Deserialize, Serialize};
+use spec::tensors::Cut;
+
+use crate::error::TrainError;
+use crate::exec::Executor;
+use crate::state::ChunkState;
+
+/// The three kinds of state with the flat vector and the range of the chunk's elements that it holds.
+fn kinds(state: &ChunkState) -> [(Kind, &[f32], std::ops::Range<usize>); 3] {
+    [
+        (Kind::Param, &state.params, 0..state.params.len()),
+        (Kind::Moment1, &state.moment1, state.owned.clone()),
+        (Kind::Moment2, &state.moment2, state.owned.clone()),
+    ]
+}
+
+/// Hashes of all that this rank holds, replicas too: they are compared.
+fn hash_pieces(executor: &Executor) -> Vec<HashPiece> {
+    let mut pieces = Vec::new();
+    for state in executor.chunks.values() {
+        for (kind, data, range) in kinds(state) {
+            for (held, slice, elements, at) in state.pieces(&range) {
+                let data = &data[at.start - range.start..at.end - range.start];
+                pieces.push(HashPiece {
+                    tensor: held.index,
+                    kind,
+                    slice,
+                    first_chunk: elements.start / STATE_CHUNK,
+                    hashes: checkpoint::chunk_hashes(data),
+                });
+            }
+        }
+    }
+    pieces
+}
+
+/// The digest of the state after `cursor` sequences; on every rank.
+///
+/// # Errors
+/// If two holders of one chunk disagree, or a chunk has no holder.
+pub fn digest(executor: &Executor, cursor: u64) -> Result<Digest, TrainError> {
+    let mine = checkpoint::encode_pieces(&hash_pieces(executor));
+    let all = executor.comm.endpoint.all_gather_bytes(&executor.comm.world, &mine)?;
+    let mut builder = DigestBuilder::new(&executor.tensors, executor.place.grid_tp, NUMERICS_VERSION);
+    for piece in all.iter().map(|bytes| checkpoint::decode_pieces(bytes)) {
+        for piece in piece? {
+            builder.put_piece(&piece)?;
+        }
+    }
+    Ok(builder.finish(cursor)?)
+}
+
+/// What a rank says after its part of a checkpoint.
+#[derive(Serialize, Deserialize)]
+enum Part {
+    Written(Vec<FileEntry>),
+    Failed(String),
+}
+
+/// A checkpoint that was written.
+#[derive(Debug, Clone)]
+pub struct Saved {
+    /// Its folder.
+    pub path: String,
+    /// Bytes of its files.
+    pub bytes: u64,
+}
+
+/// Writes the state after `step` under `root`. Each state chunk is written by its owner on the data axis.
+/// `Ok(Err(reason))`: it could not be written; all ranks agree on that and none is harmed.
+///
+/// # Errors
+/// The fabric's.
+pub fn save(executor: &Executor, root: &Path, step: u64) -> Result<Result<Saved, String>, TrainError> {
+    let cursor = step * executor.run.grid.batch() as u64;
+    let digest = digest(executor, cursor)?;
+    let (endpoint, world) = (&executor.comm.endpoint, &executor.comm.world);
+    let first = executor.place.rank == 0;
+    let tp = executor.place.grid_tp;
+    let part = match checkpoint::write_pieces(root, step, &executor.tensors, tp, &own_pieces(executor)) {
+        Ok(files) => Part::Written(files),
+        Err(e) => Part::Failed(e.to_string()),
+    };
+    let mine = serde_json::to_vec(&part).map_err(|e| TrainError::Internal(e.to_string()))?;
+    let all = endpoint.all_gather_bytes(world, &mine)?;
+    let mut verdict = Vec::new();
+    if first {
+        let result = gather(&all).and_then(|files| {
+            let meta = Meta {
+                step,
+                cursor,
+                definition: executor.run.definition(),
+                numerics_version: NUMERICS_VERSION,
+                tp,
+                digest: Some(digest.to_string()),
+                taken_unix_ms: None,
+            };
+            let bytes: u64 = files.iter().map(|f| f.bytes).sum();
+            let path = checkpoint::commit(root, &executor.tensors, &meta, files).map_err(|e| e.to_string())?;
+            Ok((path.display().to_string(), bytes))
+        });
+        let folder = checkpoint::step_dir(root, step);
+        match &result {
+            // An old checkpoint that cannot be removed is no reason to stop.
+            Ok(_) => drop(checkpoint::prune(root, executor.run.checkpoint.keep)),
+            // What is left of a failed one must not fill the disk further.
+            Err(_) if !folder.join(checkpoint::MANIFEST).exists() => drop(checkpoint::discard(root, step)),
+            Err(_) => {}
+        }
+        verdict = serde_json::to_vec(&result).map_err(|e| TrainError::Internal(e.to_string()))?;
+    }
+    endpoint.broadcast(world, 0, &mut verdict)?;
+    let result: Result<(String, u64), String> =
+        serde_json::from_slice(&verdict).map_err(|e| TrainError::Internal(e.to_string()))?;
+    Ok(result.map(|(path, bytes)| Saved { path, bytes }))
+}
+
+fn gather(parts: &[Vec<u8>]) -> Result<Vec<FileEntry>, String> {
+    let mut files = Vec::new();
+    for part in parts {
+        match serde_json::from_slice(part).map_err(|e| e.to_string())? {
+            Part::Written(mine) => files.extend(mine),
+            Part::Failed(reason) => return Err(reason),
+        }
+    }
+    Ok(files)
+}
+
+/// The pieces that this rank writes: its share on the data axis; whole tensors by tensor position 0.
+fn own_pieces<'e>(executor: &'e Executor) -> Vec<PieceRef<'e>> {
+    let mut pieces = Vec::new();
+    for state in executor.chunks.values() {
+        let mine = &state.owners[executor.place.at.dp];
+        for (kind, data, range) in kinds(state) {
+            for (held, slice, elements, at) in state.pieces(mine) {
+                let replica = held.tensor.cut == Cut::Whole && executor.place.at.tp > 0;
+                if !replica && held.counts {
+                    let data = &data[at.start - range.start..at.end - range.start];
+                    pieces.push(PieceRef { tensor: held.index, kind, slice, elements, data });
+                }
+            }
+        }
+    }
+    pieces
+}
+
+/// Fills the state of this rank from a checkpoint; everything read is verified.
+///
+/// # Errors
+/// What the checkpoint reports, with the tensor's name.
+pub fn load(executor: &mut Executor, from: &Checkpoint) -> Result<(), TrainError> {
+    for state in executor.chunks.values_mut() {
+        let (all, owned) = (0..state.params.len(), state.owned.clone());
+        let pieces = |range| state.pieces(range).map(|(h, s, e, at)| (h.index, s, e, at)).collect::<Vec<_>>();
+        let (whole, mine) = (pieces(&all), pieces(&owned));
+        for (tensor, slice, elements, at) in whole {
+            from.read(tensor, Kind::Param, slice, elements, &mut state.params[at])?;
+        }
+        for (tensor, slice, elements, at) in mine {
+            let at = at.start - owned.start..at.end - owned.start;
+            from.read(tensor, Kind::Moment1, slice, elements.clone(), &mut state.moment1[at.clone()])?;
+            from.read(tensor, Kind::Moment2, slice, elements, &mut state.moment2[at])?;
+        }
+    }
+    Ok(())
+}

@@ -1,0 +1,302 @@
+//! One rank's run: steps, validations, checkpoints, digests; it reports, it does not decide about failures.
+
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
+use std::time::{Duration, Instant};
+
+use checkpoint::Checkpoint;
+use data::{Dataset, Split};
+use events::{Event, RankReport, Step};
+use fabric::Endpoint;
+use kernels::{Ctx, NUMERICS_VERSION, Simd};
+use program::{Mode, Program};
+use spec::{Run, Unit};
+
+use crate::buffers::Tokens;
+use crate::error::TrainError;
+use crate::exec::{Executor, Outcome};
+use crate::optim::learning_rate;
+use crate::persist;
+
+/// How often a checkpoint at the end of a run is tried before the run ends without it.
+const FINAL_CHECKPOINT_TRIES: u32 = 5;
+/// Pause between these tries.
+const FINAL_CHECKPOINT_PAUSE: Duration = Duration::from_millis(500);
+
+/// What a rank is given.
+pub struct Job {
+    /// The run.
+    pub run: Run,
+    /// Its data.
+    pub data: Arc<Dataset>,
+    /// Instruction path of the kernels.
+    pub simd: Simd,
+    /// Folder of checkpoints.
+    pub checkpoints: PathBuf,
+    /// The checkpoint to go on from.
+    pub resume: Option<PathBuf>,
+    /// Steps between hashes of every tensor; 0: none.
+    pub digest_every: u64,
+    /// Measured peak of the run's cores, GFLOP/s.
+    pub peak_gflops: f64,
+    /// Asks for a stop after the step under way.
+    pub stop: Arc<AtomicBool>,
+}
+
+/// How a rank ended.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Ended {
+    /// All steps done.
+    Finished,
+    /// Stopped on request, after a checkpoint at this step.
+    Stopped(u64),
+}
+
+/// Runs the rank behind `endpoint`; rank 0 speaks for the run, all ranks report their own end.
+///
+/// # Errors
+/// Divergence, a broken fabric, a checkpoint that cannot be read, or (at the end) written.
+pub fn run(job: &Job, endpoint: Endpoint, sink: &dyn Fn(Event)) -> Result<Ended, TrainError> {
+    let rank = endpoint.rank() as usize;
+    sink(Event::RankStarted { rank, pid: std::process::id() });
+    let ctx = Ctx::new(job.simd, job.run.layout.threads);
+    let began = Instant::now();
+    let mut executor = Executor::new(&job.run, &ctx, endpoint, job.stop.clone());
+    let mut done = 0;
+    if let Some(path) = &job.resume {
+        let from = Checkpoint::open(path)?;
+        persist::load(&mut executor, &from)?;
+        done = from.meta().step;
+    }
+    let mut rank_run = RankRun {
+        job,
+        speaks: rank == 0,
+        train: program::lower(&job.run, rank, Mode::Train),
+        eval: program::lower(&job.run, rank, Mode::Eval),
+        executor,
+        sink,
+        time: vec![("setup".into(), began.elapsed().as_secs_f64())],
+        failed_checkpoint: false,
+    };
+    let ended = rank_run.steps(done)?;
+    rank_run.finish();
+    Ok(ended)
+}
+
+struct RankRun<'a> {
+    job: &'a Job,
+    speaks: bool,
+    train: Program,
+    eval: Program,
+    executor: Executor<'a>,
+    sink: &'a dyn Fn(Event),
+    time: Vec<(String, f64)>,
+    failed_checkpoint: bool,
+}
+
+impl RankRun<'_> {
+    fn say(&self, event: Event) {
+        if self.speaks {
+            (self.sink)(event);
+        }
+    }
+
+    fn spent(&mut self, class: &str, began: Instant) {
+        let seconds = began.elapsed().as_secs_f64();
+        match self.time.iter_mut().find(|(name, _)| name == class) {
+            Some((_, sum)) => *sum += seconds,
+            None => self.time.push((class.into(), seconds)),
+        }
+    }
+
+    fn steps(&mut self, done: u64) -> Result<Ended, TrainError> {
+        let run = &self.job.run;
+        let (steps, every) = (run.train.steps, run.checkpoint.every);
+        let mut ended = Ended::Finished;
+        let mut saved = done;
+        let mut last = done;
+        for step in done + 1..=steps {
+            let stop = self.step(step)?;
+            last = step;
+            let eval = run.train.eval_every;
+            if (eval > 0 && step % eval == 0) || step == steps {
+                self.validate(step)?;
+            }
+            if self.job.digest_every > 0 && step % self.job.digest_every == 0 {
+                self.hashes(step)?;
+            }
+            let due = self.failed_checkpoint || (every > 0 && step % every == 0);
+            if due && step < steps && !stop && self.checkpoint(step, step + 1)? {
+                saved = step;
+            }
+            if stop && step < steps {
+                ended = Ended::Stopped(step);
+                break;
+            }
+        }
+        if saved < last {
+            self.last_checkpoint(last)?;
+        }
+        let began = Instant::now();
+        let digest = persist::digest(&self.executor, last * run.grid.batch() as u64)?;
+        self.spent("digest", began);
+        self.say(Event::Digest { step: last, digest: digest.to_string(), numerics_version: NUMERICS_VERSION });
+        Ok(ended)
+    }
+
+    /// One training step; true if a stop was asked for.
+    fn step(&mut self, step: u64) -> Result<bool, TrainError> {
+        let run = &self.job.run;
+        let began = Instant::now();
+        let first = (step - 1) * run.grid.batch() as u64;
+        let load = |unit: Unit| {
+            let sequences = run.grid.sequences(unit);
+            tokens(sequences.map(|i| self.job.data.sequence(Split::Train, first + i as u64)))
+        };
+        let outcome = self.executor.run(&self.train, Mode::Train, step, &load)?;
+        let Outcome::Step(decision) = outcome else {
+            return Err(TrainError::Internal("a training program gave no decision".into()));
+        };
+        if !decision.finite {
+            return Err(TrainError::Diverged { step, loss: decision.loss, norm: decision.grad_norm });
+        }
+        self.spent("train", began);
+        let seconds = began.elapsed().as_secs_f64();
+        let tokens = run.tokens_per_step() as u64;
+        let rate = tokens as f64 / seconds;
+        let flops = rate * run.model.flops_per_token(run.train.seq);
+        self.say(Event::Step(Step {
+            step,
+            steps: run.train.steps,
+            loss: decision.loss,
+            grad_norm: decision.grad_norm,
+            lr: learning_rate(&run.train, step),
+            tokens,
+            seconds,
+            tokens_per_s: rate,
+            tokens_per_s_rank: rate / run.layout.world() as f64,
+            mfu: flops / (self.job.peak_gflops * 1e9),
+        }));
+        Ok(decision.stop)
+    }
+
+    fn validate(&mut self, step: u64) -> Result<(), TrainError> {
+        let run = &self.job.run;
+        let data = &self.job.data;
+        let wanted = (run.train.eval_sequences as u64).min(data.sequences(Split::Validation));
+        if wanted == 0 {
+            return Ok(());
+        }
+        let began = Instant::now();
+        let batch = run.grid.batch() as u64;
+        let mut total = crate::buffers::LossSum::default();
+        for round in 0..wanted.div_ceil(batch) {
+            let load = |unit: Unit| {
+                let sequences = run.grid.sequences(unit).map(|i| {
+                    let index = round * batch + i as u64;
+                    let mut sequence = data.sequence(Split::Validation, index % wanted);
+                    if index >= wanted {
+                        // The last round is filled up with rows that do not count.
+                        sequence.targets.fill(data::IGNORE);
+                    }
+                    sequence
+                });
+                tokens(sequences)
+            };
+            let Outcome::Eval(sum) = self.executor.run(&self.eval, Mode::Eval, step, &load)? else {
+                return Err(TrainError::Internal("a validation program gave no loss".into()));
+            };
+            total.nats += sum.nats;
+            total.tokens += sum.tokens;
+            total.bytes += sum.bytes;
+        }
+        self.spent("validation", began);
+        self.say(Event::Validation {
+            step,
+            loss: total.nats / total.tokens.max(1) as f64,
+            bits_per_byte: total.nats / std::f64::consts::LN_2 / total.bytes.max(1) as f64,
+            tokens: total.tokens,
+        });
+        Ok(())
+    }
+
+    fn hashes(&mut self, step: u64) -> Result<(), TrainError> {
+        let began = Instant::now();
+        let digest = persist::digest(&self.executor, step * self.job.run.grid.batch() as u64)?;
+        let name = |t: &checkpoint::TensorDigest| (format!("{}/{}", t.name, t.kind), t.hash.to_hex().to_string());
+        let hashes = digest.tensors.iter().map(name).collect();
+        self.spent("digest", began);
+        self.say(Event::TensorHashes { step, hashes });
+        Ok(())
+    }
+
+    /// True if it was written; if not, the run goes on and tries again after step `retry_at`.
+    fn checkpoint(&mut self, step: u64, retry_at: u64) -> Result<bool, TrainError> {
+        let began = Instant::now();
+        let result = persist::save(&self.executor, &self.job.checkpoints, step)?;
+        self.spent("checkpoint", began);
+        self.failed_checkpoint = result.is_err();
+        match result {
+            Ok(saved) => {
+                let seconds = began.elapsed().as_secs_f64();
+                self.say(Event::Checkpoint { step, path: saved.path, bytes: saved.bytes, seconds });
+            }
+            Err(reason) => self.say(Event::CheckpointFailed { step, reason, retry_at }),
+        }
+        Ok(!self.failed_checkpoint)
+    }
+
+    fn last_checkpoint(&mut self, step: u64) -> Result<(), TrainError> {
+        for attempt in 0..FINAL_CHECKPOINT_TRIES {
+            if attempt > 0 {
+                std::thread::sleep(FINAL_CHECKPOINT_PAUSE);
+            }
+            if self.checkpoint(step, step)? {
+                return Ok(());
+            }
+        }
+        let path = self.job.checkpoints.clone();
+        let source = std::io::Error::other(format!("{FINAL_CHECKPOINT_TRIES} tries failed; the older ones are untouched"));
+        Err(TrainError::Io { what: "the last checkpoint could not be written to", path, source })
+    }
+
+    fn finish(&self) {
+        let counts = &self.executor.counts;
+        let mut traffic: Vec<_> = Vec::new();
+        for ((group, operation), count) in &self.executor.comm.endpoint.counters().rows {
+            if count.bytes_sent() + count.bytes_received() > 0 {
+                traffic.push((format!("{group} {operation}"), count.calls, count.bytes_sent()));
+            }
+        }
+        let mut time = self.time.clone();
+        time.push(("compute".into(), counts.compute.as_secs_f64()));
+        time.push(("exchange".into(), counts.exchange.as_secs_f64()));
+        (self.sink)(Event::RankFinished(RankReport {
+            rank: self.executor.place.rank,
+            peak_bytes: peak_bytes(),
+            instructions: counts.instructions,
+            units: counts.units,
+            traffic,
+            time,
+        }));
+    }
+}
+
+fn tokens(sequences: impl Iterator<Item = data::Sequence>) -> Tokens {
+    let mut out = Tokens::default();
+    for sequence in sequences {
+        out.ids.extend(sequence.tokens);
+        out.targets.extend(sequence.targets);
+        out.doc_start.extend(sequence.doc_start);
+        out.positions.extend(sequence.positions);
+    }
+    out
+}
+
+/// Largest resident memory of this process so far, in bytes; 0 where the system does not tell.
+fn peak_bytes() -> u64 {
+    let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
+    let line = status.lines().find_map(|l| l.strip_prefix("VmHWM:")).unwrap_or_default();
+    line.trim().trim_end_matches(" kB").parse::<u64>().unwrap_or(0) * 1024
+}
