@@ -41,7 +41,10 @@ pub(crate) fn check(header: &[u8], file: &FileEntry) -> Result<(), String> {
     if blake3::hash(header) != file.header_hash {
         return Err("its header does not have the hash that was written".into());
     }
-    let json = header.get(8..).ok_or("its header is cut off")?;
+    let (length, json) = header.split_first_chunk().ok_or("its header is cut off")?;
+    if u64::from_le_bytes(*length) != json.len() as u64 {
+        return Err(format!("its length word is not that of a header of {} bytes", json.len()));
+    }
     let metadata: Metadata = serde_json::from_slice(json).map_err(|e| format!("its header is not safetensors: {e}"))?;
     if metadata.data_len() as u64 != file.bytes - header.len() as u64 {
         return Err(format!("its header lists {} bytes of data", metadata.data_len()));

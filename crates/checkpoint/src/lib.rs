@@ -16,6 +16,8 @@ mod commit;
 mod digest;
 mod error;
 mod folder;
+#[cfg(test)]
+mod fuzz;
 mod hash;
 mod header;
 mod manifest;

@@ -1,7 +1,8 @@
 //! The manifest: what a checkpoint holds and where. Parsed strictly, protected by a checksum.
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::{BTreeMap, HashMap, HashSet};
 use std::ops::Range;
+use std::path::Path;
 
 use serde::{Deserialize, Serialize};
 
@@ -124,23 +125,27 @@ impl Manifest {
         if let Some(fault) = manifest.tensors.iter().find_map(|tensor| tensor.fault(manifest.meta.tp)) {
             return Err(fault);
         }
-        let mut names: Vec<&str> = manifest.files.iter().map(|file| file.name.as_str()).collect();
-        names.sort_unstable();
-        if let Some(twice) = names.windows(2).find(|pair| pair[0] == pair[1]) {
-            return Err(format!("{} is listed twice", twice[0]));
-        }
         let index = cover(&manifest.tensors, &manifest.files).map_err(|e| e.to_string())?;
         Ok((manifest, index))
     }
 }
 
 /// Checks that the pieces of `files` hold every chunk of every (tensor, kind, slice) exactly
-/// once and lie inside their files.
+/// once and lie inside their files; that file names are plain and no two are the same.
 pub(crate) fn cover(tensors: &[TensorEntry], files: &[FileEntry]) -> Result<Index, CheckpointError> {
     let mut numbers = HashMap::new();
     for (i, tensor) in tensors.iter().enumerate() {
         if numbers.insert(tensor.name.as_str(), i).is_some() {
             return Err(CheckpointError::NoSuchState(format!("{} is the name of two tensors", tensor.name)));
+        }
+    }
+    let mut names = HashSet::new();
+    for name in files.iter().map(|file| file.name.as_str()) {
+        if Path::new(name).file_name().is_none_or(|plain| plain != name) || name == MANIFEST {
+            return Err(CheckpointError::NoSuchState(format!("{name:?} is not the name of a shard")));
+        }
+        if !names.insert(name) {
+            return Err(CheckpointError::NoSuchState(format!("{name:?} is the name of two shards")));
         }
     }
     let mut index = Index::new();

@@ -74,10 +74,6 @@ impl Checkpoint {
             return Err(bad(format!("it is of step {}, in the folder of step {step}", manifest.meta.step)));
         }
         for file in &manifest.files {
-            let plain = Path::new(&file.name).file_name().is_some_and(|name| name == file.name.as_str());
-            if !plain {
-                return Err(bad(format!("{:?} is not the name of a file in this folder", file.name)));
-            }
             let path = path.join(&file.name);
             if let Some(reason) = size_fault(&path, file.bytes) {
                 return Err(CheckpointError::File { path, reason, older: None });

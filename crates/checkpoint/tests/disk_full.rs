@@ -125,6 +125,11 @@ impl Storage for Faulty {
     }
 }
 
+/// No fault, and no waiting for the disk.
+fn sound() -> Faulty {
+    Faulty::new(Fault::Once(usize::MAX))
+}
+
 fn small() -> State {
     let model = spec::Model { layers: 1, hidden: 16, ffn: 32, vocab: 2100, head_dim: 4, ..common::model() };
     State::of(&model, 2, 3)
@@ -155,7 +160,7 @@ fn names(folder: &Path) -> Vec<String> {
 fn a_full_disk_leaves_the_older_checkpoint_and_no_debris() {
     let state = small();
     let root = tempfile::tempdir().unwrap();
-    save(&Faulty::new(Fault::Once(usize::MAX)), &state, root.path(), 1).unwrap();
+    save(&sound(), &state, root.path(), 1).unwrap();
     let all = Faulty::new(Fault::Full(u64::MAX));
     save(&all, &state, root.path(), 2).unwrap();
     let total = all.0.bytes.get();
@@ -174,7 +179,7 @@ fn a_full_disk_leaves_the_older_checkpoint_and_no_debris() {
         first_is_whole(root.path());
     }
     // With space again the same step is written over what was left.
-    let folder = save(&Disk, &state, root.path(), 2).unwrap();
+    let folder = save(&sound(), &state, root.path(), 2).unwrap();
     assert!(Checkpoint::open(&folder).unwrap().verify().good());
 }
 
@@ -183,7 +188,7 @@ fn a_full_disk_leaves_the_older_checkpoint_and_no_debris() {
 fn a_fault_at_any_operation_leaves_a_whole_checkpoint_or_none() {
     let state = small();
     let root = tempfile::tempdir().unwrap();
-    let all = Faulty::new(Fault::Once(usize::MAX));
+    let all = sound();
     save(&all, &state, root.path(), 1).unwrap();
     let operations = all.0.operations.get();
     assert!(operations > 30);
@@ -202,7 +207,7 @@ fn a_fault_at_any_operation_leaves_a_whole_checkpoint_or_none() {
             }
             // What is left is in nobody's way.
             if !second.join(MANIFEST).exists() {
-                save(&Disk, &state, root.path(), 2).unwrap();
+                save(&sound(), &state, root.path(), 2).unwrap();
             }
             let checkpoint = Checkpoint::open(&second).unwrap();
             assert_eq!(names(&second).len(), checkpoint.files().len() + 1, "{fault:?}: {:?}", names(&second));
@@ -221,12 +226,12 @@ fn prune_keeps_the_last_good_one() {
         names.iter().map(|name| name.trim_start_matches("step-0000000").to_string()).collect::<Vec<_>>().join(" ")
     };
     for step in [1, 2, 3, 5] {
-        save(&Disk, &state, root.path(), step).unwrap();
+        save(&sound(), &state, root.path(), step).unwrap();
     }
     fs::create_dir(root.path().join("notes")).unwrap();
     // A newer one is being written, an older one was interrupted, the newest is damaged.
     for step in [4, 6] {
-        write_pieces_to(&Disk, root.path(), step, &state.tensors, 2, &state.pieces()[..3]).unwrap();
+        write_pieces_to(&sound(), root.path(), step, &state.tensors, 2, &state.pieces()[..3]).unwrap();
     }
     let damaged = Checkpoint::open(&checkpoint::step_dir(root.path(), 5)).unwrap();
     fs::remove_file(damaged.path().join(&damaged.files()[0].name)).unwrap();
@@ -239,7 +244,7 @@ fn prune_keeps_the_last_good_one() {
     assert_eq!(removed, [checkpoint::step_dir(root.path(), 2)]);
     assert_eq!(steps(), "notes 3 4 5 6");
     first_good(root.path(), 3);
-    save(&Disk, &state, root.path(), 7).unwrap();
+    save(&sound(), &state, root.path(), 7).unwrap();
     prune(root.path(), 2).unwrap();
     assert_eq!(steps(), "notes 3 5 7");
     prune(root.path(), 1).unwrap();

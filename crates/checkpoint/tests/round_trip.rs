@@ -108,7 +108,9 @@ fn commit_takes_every_chunk_once_and_only_once() {
     let mut again = files[0].clone();
     again.name.insert(0, 'x');
     files.push(again);
-    assert!(matches!(commit(files).unwrap_err(), CheckpointError::Twice(_)));
+    assert!(matches!(commit(files.clone()).unwrap_err(), CheckpointError::Twice(_)));
+    files.last_mut().unwrap().name.remove(0);
+    assert!(commit(files).unwrap_err().to_string().contains("two shards"));
 
     let mut twice = state.pieces();
     twice.push(twice[3].clone());

@@ -76,7 +76,7 @@ impl State {
 
     /// All state, every slice in one piece.
     pub fn pieces(&self) -> Vec<PieceRef<'_>> {
-        self.cut(|len, _| vec![0..len])
+        self.cut(|len, _| std::iter::once(0..len).collect())
     }
 
     /// All state, each slice cut as `cut(len, slice number)` says.
