@@ -13,18 +13,18 @@
 //! (Rabenseifner, "Optimization of Collective Reduction Operations", 2004). A group of one
 //! sends nothing: then own = n and g - 1 = 0.
 
-use spec::tensors::Role;
+use spec::tensors::{Cut, Role, STATE_CHUNK};
 use spec::tree::subtrees;
 use spec::{Coords, Grid, Layout, Model};
 
 use crate::instr::{Exchange, TOKEN_BLOCK};
-use crate::ownership::{owners, state_chunks};
-use crate::state::{cells_hosted, chunk_tensors, norm_elements, slice_lens, tied_apart};
+use crate::ownership::owners;
+use crate::state::{cells_hosted, chunk_tensors, hosted, norm_elements, slice_lens, tied_apart};
 
 /// Bytes of an element of every value but the ballot.
 const FLOAT: u64 = 4;
-/// Bytes of a number on the ballot.
-const DOUBLE: u64 = 8;
+/// Bytes of a word on the ballot.
+const WORD: u64 = 8;
 /// Softmax statistics of one token over one vocabulary slice: maximum, sum of exponentials, target logit.
 const STATS: u64 = 3;
 
@@ -39,8 +39,10 @@ struct ChunkSizes {
     gradients_owned: Vec<u64>,
     /// Elements of the parameters that each data position owns.
     parameters_owned: Vec<u64>,
-    /// State chunks that each data position owns.
-    state_chunks_owned: Vec<u64>,
+    /// Words on the ballot about what each data position owns: cut slices.
+    ballot_cut: Vec<u64>,
+    /// Likewise: whole tensors, which tensor position 0 speaks for.
+    ballot_whole: Vec<u64>,
 }
 
 /// The sizes of every exchange of one model, grid and layout.
@@ -158,37 +160,61 @@ impl Sizes {
         FLOAT * self.chunks[chunk].parameters_owned[dp] * (self.layout.dp as u64 - 1)
     }
 
-    /// `Ballot` of a training step to every other rank: flags (8 bytes), the float64 sum of
-    /// squares of every owned state chunk, on the last chunk's ranks the float64 loss sum of every unit.
+    /// `Ballot` of a training step to every other rank, in 8-byte words.
+    ///
+    /// 3 of flags and counts; 5 for every unit whose loss this rank speaks for (cell,
+    /// microbatch, sum, tokens, bytes; at tensor position 0 of the last chunk); and for every
+    /// slice, or part of one, that it owns and speaks for, 4 of place and one float64 sum of
+    /// squares per state chunk. Position 0 speaks for whole tensors, chunk 0 for a tied embedding.
     pub fn ballot(&self, at: Coords) -> u64 {
-        let squares: u64 = self.layout.chunks_of(at.pp).map(|c| self.chunks[c].state_chunks_owned[at.dp]).sum();
-        self.ballot_of(1 + squares, at)
+        let owned: u64 = self
+            .layout
+            .chunks_of(at.pp)
+            .map(|c| &self.chunks[c])
+            .map(|c| c.ballot_cut[at.dp] + if at.tp == 0 { c.ballot_whole[at.dp] } else { 0 })
+            .sum();
+        self.ballot_of(owned, at)
     }
 
-    /// `Ballot` of an evaluation: flags and loss sums only.
+    /// `Ballot` of an evaluation: the same without gradients.
     pub fn ballot_eval(&self, at: Coords) -> u64 {
-        self.ballot_of(1, at)
+        self.ballot_of(0, at)
     }
 
-    fn ballot_of(&self, numbers: u64, at: Coords) -> u64 {
+    fn ballot_of(&self, owned: u64, at: Coords) -> u64 {
         let has_head = self.layout.chunk_pp(self.layout.chunks() - 1) == at.pp;
-        let losses = if has_head { self.units[at.dp] } else { 0 };
-        DOUBLE * (numbers + losses) * (self.layout.world() as u64 - 1)
+        let losses = if has_head && at.tp == 0 { self.units[at.dp] } else { 0 };
+        WORD * (3 + 5 * losses + owned) * (self.layout.world() as u64 - 1)
     }
 }
 
 impl ChunkSizes {
     fn new(model: &Model, grid: &Grid, layout: &Layout, chunk: usize) -> Self {
+        let tensors = chunk_tensors(model, layout, chunk);
         let lens = slice_lens(model, grid, layout, chunk);
         let parts = owners(&lens, layout.dp);
         // Two accumulators on one chunk: the tied embedding's slices come first in the flat vector.
         let twice = if model.tied && !tied_apart(model, layout) {
-            let tensors = chunk_tensors(model, layout, chunk);
             assert_eq!(tensors[0].role, Role::Embed, "one chunk starts with the embedding");
             tensors[0].slice_len(grid.tp) * cells_hosted(grid, layout)
         } else {
             0
         };
+        let (mut ballot_cut, mut ballot_whole) = (vec![0; layout.dp], vec![0; layout.dp]);
+        let mut start = 0;
+        for tensor in &tensors {
+            let copy = tensor.role == Role::Embed && chunk > 0;
+            let words = if tensor.cut == Cut::Whole { &mut ballot_whole } else { &mut ballot_cut };
+            for len in hosted(tensor, grid, layout) {
+                for (words, part) in words.iter_mut().zip(&parts) {
+                    let owned = part.end.min(start + len).saturating_sub(part.start.max(start));
+                    if owned > 0 && !copy {
+                        *words += 4 + owned.div_ceil(STATE_CHUNK) as u64;
+                    }
+                }
+                start += len;
+            }
+        }
         let gradients_of =
             |part: &std::ops::Range<usize>| (part.len() + part.end.min(twice) - part.start.min(twice)) as u64;
         Self {
@@ -196,7 +222,8 @@ impl ChunkSizes {
             gradients: (lens.iter().sum::<usize>() + twice) as u64,
             gradients_owned: parts.iter().map(gradients_of).collect(),
             parameters_owned: parts.iter().map(|p| p.len() as u64).collect(),
-            state_chunks_owned: parts.iter().map(|p| state_chunks(&lens, p) as u64).collect(),
+            ballot_cut,
+            ballot_whole,
         }
     }
 }

@@ -1,19 +1,23 @@
 //! The step program: what every rank does in one step, as data.
 //!
-//! [`lower`](lower::lower) turns a validated run into one instruction list per rank. No I/O.
+//! [`lower`](lower::lower) turns a validated run into one instruction list per rank,
+//! [`check`](check::check) proves the lists before they run, [`print`] shows them. No I/O.
 //!
 //! The order of pipeline work comes from [`schedule`], sizes of messages from [`bytes`],
 //! who updates which state from [`ownership`] and [`state`].
 
 pub mod bytes;
+pub mod check;
 pub mod instr;
 pub mod lower;
 pub mod ownership;
+pub mod print;
 pub mod schedule;
 pub mod state;
 #[cfg(test)]
 mod testing;
 
+pub use check::check;
 pub use instr::{Axis, Exchange, Instr, Mode, Op, Pass, Program, Segment, TOKEN_BLOCK, Value};
 pub use lower::{lower, lower_all, lower_all_parts, lower_parts};
 pub use ownership::owners;

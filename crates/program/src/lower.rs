@@ -55,13 +55,19 @@ impl<'a> Lowering<'a> {
         Self { model, grid, layout, mode, sizes: Sizes::new(model, grid, layout, seq) }
     }
 
-    /// The program of one rank.
+    /// The program of one rank, in the order of the layout's schedule.
     pub fn rank(&self, rank: usize) -> Program {
         let at = self.layout.coords(rank);
-        let mut list = List { with: self, at, chunk: 0, unit: None, instrs: Vec::new() };
         let units: Vec<Unit> = self.grid.units(self.layout.cells[at.dp].clone()).collect();
-        let mut met = HashSet::with_capacity(units.len());
-        for task in tasks(self.layout, at.pp, &units) {
+        self.rank_in_order(rank, &tasks(self.layout, at.pp, &units))
+    }
+
+    /// The program of one rank that does `tasks` in the order given.
+    pub fn rank_in_order(&self, rank: usize, tasks: &[Task]) -> Program {
+        let at = self.layout.coords(rank);
+        let mut list = List { with: self, at, chunk: 0, unit: None, instrs: Vec::new() };
+        let mut met = HashSet::new();
+        for &task in tasks {
             match task {
                 Task::Forward { chunk, unit } => {
                     (list.chunk, list.unit) = (chunk, Some(unit));

@@ -50,7 +50,7 @@ pub fn tasks(layout: &Layout, pp: usize, units: &[Unit]) -> Vec<Task> {
 }
 
 /// `forwards[..warmup]`, then one forward and one backward in turn, then the backwards that are left.
-fn one_and_one(warmup: usize, forwards: Vec<Task>, backwards: Vec<Task>) -> Vec<Task> {
+pub(crate) fn one_and_one(warmup: usize, forwards: Vec<Task>, backwards: Vec<Task>) -> Vec<Task> {
     let warmup = warmup.min(forwards.len());
     let mut all = Vec::with_capacity(forwards.len() + backwards.len());
     let mut backwards = backwards.into_iter();

@@ -37,7 +37,7 @@ pub fn cells_hosted(grid: &Grid, layout: &Layout) -> usize {
 }
 
 /// Lengths of the hosted slices of `tensor`: one of all elements where every cell holds all.
-fn hosted(tensor: &Tensor, grid: &Grid, layout: &Layout) -> impl Iterator<Item = usize> + use<> {
+pub(crate) fn hosted(tensor: &Tensor, grid: &Grid, layout: &Layout) -> impl Iterator<Item = usize> + use<> {
     let slices = if tensor.cut == Cut::Whole { 1 } else { cells_hosted(grid, layout) };
     std::iter::repeat_n(tensor.slice_len(grid.tp), slices)
 }

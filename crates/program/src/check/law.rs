@@ -1,0 +1,196 @@
+//! The law of one unit on one chunk: which segments in which order, and the exchanges that
+//! follow from what each segment reads and leaves.
+//!
+//! The stream of a unit is always in one [`Form`]. Wherever a segment leaves another form
+//! than the next one reads, exactly one exchange stands between them. (Sequence parallelism:
+//! Korthikanti et al., arXiv 2205.05198, section 4.2.2.)
+
+use spec::{Layout, Model};
+
+use crate::bytes::Sizes;
+use crate::instr::{Axis, Exchange, Mode, Op, Pass, Segment, Value};
+
+/// How the rows of a unit lie on the tensor positions.
+#[derive(Clone, Copy, PartialEq, Debug)]
+enum Form {
+    /// There are none.
+    Nothing,
+    /// Each position has its sequence slices.
+    Slices,
+    /// Each position has all rows.
+    Whole,
+    /// Each position has a part of the sum of all rows.
+    Partial,
+}
+
+/// What a segment reads and leaves.
+fn forms(pass: Pass, segment: Segment) -> (Form, Form) {
+    use Form::{Nothing, Partial, Slices, Whole};
+    match (pass, segment) {
+        (Pass::Forward, Segment::Embed) => (Nothing, Partial),
+        (Pass::Backward, Segment::Embed) => (Whole, Nothing),
+        (_, Segment::AttnNorm(_) | Segment::MlpNorm(_) | Segment::Residual(_) | Segment::HeadNorm) => (Slices, Slices),
+        (_, Segment::Attn(_) | Segment::Mlp(_)) => (Whole, Partial),
+        (_, Segment::Logits(_) | Segment::Loss(_)) => (Whole, Whole),
+    }
+}
+
+/// One thing that a unit does on a chunk.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub(super) struct Due {
+    /// The operation; the rank of a message is not filled in.
+    pub op: Op,
+    /// For a message, the chunk at its other end.
+    pub chunk: usize,
+    /// It adds to weight gradients.
+    pub weights: bool,
+}
+
+/// The laws of all chunks.
+pub(super) struct Laws {
+    /// By chunk x tensor position.
+    laws: Vec<Vec<Due>>,
+    tp: usize,
+}
+
+impl Laws {
+    pub fn new(sizes: &Sizes, layout: &Layout, mode: Mode) -> Self {
+        let each = |chunk| (0..layout.tp).map(move |tp| Stream::of(sizes, layout, mode, chunk, tp));
+        Self { laws: (0..layout.chunks()).flat_map(each).collect(), tp: layout.tp }
+    }
+
+    /// All that a unit does on `chunk` at tensor position `tp`, there and back.
+    pub fn of(&self, chunk: usize, tp: usize) -> &[Due] {
+        &self.laws[chunk * self.tp + tp]
+    }
+}
+
+/// The stream of one unit as it goes through a chunk.
+struct Stream<'a> {
+    sizes: &'a Sizes,
+    tp: usize,
+    form: Form,
+    /// It is the gradient that flows.
+    back: bool,
+    last: Option<Segment>,
+    dues: Vec<Due>,
+}
+
+impl<'a> Stream<'a> {
+    fn of(sizes: &'a Sizes, layout: &Layout, mode: Mode, chunk: usize, tp: usize) -> Vec<Due> {
+        let mut s = Stream { sizes, tp, form: Form::Nothing, back: false, last: None, dues: Vec::new() };
+        let layers = layout.stages[chunk].clone();
+        let (is_first, is_last) = (chunk == 0, chunk + 1 == layout.chunks());
+        let bytes = sizes.activation();
+        if is_first {
+            s.pass(Pass::Forward, Segment::Embed);
+        } else {
+            s.recv(Value::Activation, chunk - 1, bytes);
+        }
+        for l in layers.clone() {
+            for segment in
+                [Segment::AttnNorm(l), Segment::Attn(l), Segment::MlpNorm(l), Segment::Mlp(l), Segment::Residual(l)]
+            {
+                s.pass(Pass::Forward, segment);
+            }
+        }
+        if is_last {
+            s.pass(Pass::Forward, Segment::HeadNorm);
+            for block in 0..sizes.blocks() {
+                s.pass(Pass::Forward, Segment::Logits(block));
+                let stats = sizes.stats(block);
+                s.exchange(Exchange::AllGather, Value::Stats, stats, false);
+                s.pass(Pass::Forward, Segment::Loss(block));
+            }
+        } else {
+            s.become_form(Form::Slices);
+            s.dues.push(Due {
+                op: Op::Send { value: Value::Activation, to: 0, bytes },
+                chunk: chunk + 1,
+                weights: false,
+            });
+        }
+        if mode == Mode::Eval {
+            return s.dues;
+        }
+        if is_last {
+            // The loss leaves a gradient summed over the hosted vocabulary slices, and adds to the projection's.
+            s.form = Form::Partial;
+            let loss = |due: &&mut Due| matches!(due.op, Op::Compute(_, Segment::Loss(_)));
+            s.dues.iter_mut().filter(loss).for_each(|due| due.weights = true);
+        } else {
+            s.recv(Value::ActivationGrad, chunk + 1, bytes);
+        }
+        s.back = true;
+        if is_last {
+            s.pass(Pass::Backward, Segment::HeadNorm);
+        }
+        for l in layers.rev() {
+            for segment in [Segment::Mlp(l), Segment::MlpNorm(l), Segment::Attn(l), Segment::AttnNorm(l)] {
+                s.pass(Pass::Backward, segment);
+            }
+        }
+        let norms = sizes.norm_grads(chunk, tp);
+        s.exchange(Exchange::AllReduce, Value::NormGrads, norms, true);
+        if is_first {
+            s.pass(Pass::Backward, Segment::Embed);
+        } else {
+            s.dues.push(Due {
+                op: Op::Send { value: Value::ActivationGrad, to: 0, bytes },
+                chunk: chunk - 1,
+                weights: false,
+            });
+        }
+        s.dues
+    }
+
+    fn recv(&mut self, value: Value, chunk: usize, bytes: u64) {
+        self.dues.push(Due { op: Op::Recv { value, from: 0, bytes }, chunk, weights: false });
+        self.form = Form::Slices;
+    }
+
+    fn pass(&mut self, pass: Pass, segment: Segment) {
+        let (reads, leaves) = forms(pass, segment);
+        self.become_form(reads);
+        self.dues.push(Due { op: Op::Compute(pass, segment), chunk: 0, weights: pass == Pass::Backward });
+        self.form = leaves;
+        self.last = Some(segment);
+    }
+
+    fn exchange(&mut self, exchange: Exchange, value: Value, bytes: u64, weights: bool) {
+        let op = Op::Collective { exchange, value, axis: Axis::Tp, bytes };
+        self.dues.push(Due { op, chunk: 0, weights });
+    }
+
+    /// The exchange between two forms, if they differ.
+    fn become_form(&mut self, to: Form) {
+        match (self.form, to) {
+            (from, to) if from == to => {}
+            (Form::Slices, Form::Whole) => {
+                let value = if self.back { Value::GradRows } else { Value::Rows };
+                self.exchange(Exchange::AllGather, value, self.sizes.rows(), false);
+            }
+            (Form::Partial, Form::Slices) => {
+                let value = if self.back { Value::GradPartial } else { Value::Partial };
+                let embed = self.last == Some(Segment::Embed);
+                let bytes = if embed { self.sizes.partial_embed() } else { self.sizes.partial(self.tp) };
+                self.exchange(Exchange::ReduceScatter, value, bytes, false);
+            }
+            (from, to) => unreachable!("no segment order leads from {from:?} to {to:?}"),
+        }
+    }
+}
+
+/// How the gradients of `chunk` must be summed over the data axis: on all ranks, unless the
+/// optimizer is sharded; then on owners only, unless they go on to the other use of a tied
+/// embedding, on a rank with other owners.
+pub(super) fn grads_exchange(model: &Model, layout: &Layout, chunk: usize) -> Exchange {
+    let sharded = layout.zero == 1;
+    let swaps = swaps_tied(model, layout, chunk);
+    if sharded && !swaps { Exchange::ReduceScatter } else { Exchange::AllReduce }
+}
+
+/// True if `chunk` has one use of a tied embedding and another rank the other.
+pub(super) fn swaps_tied(model: &Model, layout: &Layout, chunk: usize) -> bool {
+    model.tied && layout.pp > 1 && (chunk == 0 || chunk == layout.chunks() - 1)
+}

@@ -1,0 +1,290 @@
+//! One rank's list against the law.
+//!
+//! The instructions that name one chunk and one unit must be, in order, those of
+//! [`Laws`]; between the units the list is free, but for the weight gradients.
+
+mod diagnose;
+mod end;
+
+use spec::{Coords, Grid, Layout, Model, Unit};
+
+use super::VIOLATIONS_PER_RANK_MAX;
+use super::law::{Due, Laws};
+use super::violation::{Place, Violation};
+use crate::bytes::Sizes;
+use crate::instr::{Axis, Instr, Mode, Op, Program, Value};
+
+/// A step, as the law sees it.
+pub(super) struct Step<'a> {
+    pub model: &'a Model,
+    pub grid: &'a Grid,
+    pub layout: &'a Layout,
+    pub mode: Mode,
+    pub sizes: &'a Sizes,
+    pub laws: &'a Laws,
+}
+
+/// What is wrong with `program` by itself, the first few.
+pub(super) fn check(step: &Step<'_>, program: &Program) -> Vec<Violation> {
+    let at = step.layout.coords(program.rank);
+    let chunks: Vec<ChunkOrder<'_>> = step
+        .layout
+        .chunks_of(at.pp)
+        .map(|chunk| ChunkOrder::new(chunk, step.laws.of(chunk, at.tp), step.layout, step.grid, at))
+        .collect();
+    let cells = step.layout.cells[at.dp].clone();
+    let loaded = vec![false; cells.len() * step.grid.microbatches];
+    let mut order = Order {
+        step,
+        program,
+        at,
+        first_cell: cells.start,
+        cells: cells.len(),
+        loaded,
+        chunks,
+        ballot: false,
+        vote: false,
+        violations: Vec::new(),
+    };
+    for (index, instr) in program.instrs.iter().enumerate() {
+        if order.violations.len() >= VIOLATIONS_PER_RANK_MAX {
+            return order.violations;
+        }
+        order.instr(index, instr);
+    }
+    order.finish();
+    order.violations
+}
+
+/// How far a unit is on a chunk; `BROKEN` once its order is wrong and has been reported.
+type Progress = u32;
+const BROKEN: Progress = Progress::MAX;
+
+/// How far a chunk is.
+struct ChunkOrder<'a> {
+    chunk: usize,
+    law: &'a [Due],
+    /// Number of the law's first entries that hold the last one that adds to weight gradients.
+    weights_end: Progress,
+    /// The ranks of the chunks before and after.
+    before: usize,
+    after: usize,
+    /// By unit.
+    progress: Vec<Progress>,
+    closed: usize,
+    grads: bool,
+    tied_sent: bool,
+    tied_received: bool,
+    applied: bool,
+    params: bool,
+}
+
+impl<'a> ChunkOrder<'a> {
+    fn new(chunk: usize, law: &'a [Due], layout: &Layout, grid: &Grid, at: Coords) -> Self {
+        let rank_of = |chunk: usize| layout.rank(Coords { pp: chunk % layout.pp, ..at });
+        let last = layout.chunks() - 1;
+        Self {
+            chunk,
+            law,
+            weights_end: law.iter().rposition(|due| due.weights).map_or(0, |i| i as Progress + 1),
+            before: rank_of(if chunk == 0 { last } else { chunk - 1 }),
+            after: rank_of(if chunk == last { 0 } else { chunk + 1 }),
+            progress: vec![0; layout.cells[at.dp].len() * grid.microbatches],
+            closed: 0,
+            grads: false,
+            tied_sent: false,
+            tied_received: false,
+            applied: false,
+            params: false,
+        }
+    }
+}
+
+/// A list under examination.
+struct Order<'a> {
+    step: &'a Step<'a>,
+    program: &'a Program,
+    at: Coords,
+    first_cell: usize,
+    cells: usize,
+    loaded: Vec<bool>,
+    chunks: Vec<ChunkOrder<'a>>,
+    ballot: bool,
+    vote: bool,
+    violations: Vec<Violation>,
+}
+
+impl Order<'_> {
+    fn place(&self, at: usize) -> Place {
+        Place::of(self.program, at)
+    }
+
+    fn wrong(&mut self, at: usize, why: impl Into<String>) {
+        self.violations.push(Violation::Wrong { place: self.place(at), why: why.into() });
+    }
+
+    fn double(&mut self, at: usize) {
+        self.violations.push(Violation::Double { place: self.place(at) });
+    }
+
+    fn out_of_order(&mut self, at: usize, law: impl Into<String>) {
+        self.violations.push(Violation::OutOfOrder { place: self.place(at), law: law.into() });
+    }
+
+    fn want_bytes(&mut self, at: usize, bytes: u64, want: u64) {
+        if bytes != want {
+            self.violations.push(Violation::Bytes { place: self.place(at), want });
+        }
+    }
+
+    /// Index of the chunk among this rank's.
+    fn local_chunk(&mut self, at: usize, chunk: usize) -> Option<usize> {
+        let pp = self.step.layout.pp;
+        if chunk < self.step.layout.chunks() && chunk % pp == self.at.pp {
+            return Some(chunk / pp);
+        }
+        self.wrong(at, format!("the rank is at pipeline position {} and does not hold chunk {chunk}", self.at.pp));
+        None
+    }
+
+    /// Index of the unit among this rank's.
+    fn local_unit(&mut self, at: usize, unit: Option<Unit>) -> Option<usize> {
+        let microbatches = self.step.grid.microbatches;
+        match unit {
+            Some(Unit { cell, mb })
+                if (self.first_cell..self.first_cell + self.cells).contains(&cell) && mb < microbatches =>
+            {
+                Some((cell - self.first_cell) * microbatches + mb)
+            }
+            Some(Unit { cell, mb }) => {
+                self.wrong(
+                    at,
+                    format!("the rank is at data position {} and does not host cell {cell} mb {mb}", self.at.dp),
+                );
+                None
+            }
+            None => {
+                self.wrong(at, "it names no unit");
+                None
+            }
+        }
+    }
+
+    /// The unit of this rank with index `i`.
+    fn unit(&self, i: usize) -> Unit {
+        let microbatches = self.step.grid.microbatches;
+        Unit { cell: self.first_cell + i / microbatches, mb: i % microbatches }
+    }
+
+    fn instr(&mut self, at: usize, instr: &Instr) {
+        match instr.op {
+            Op::Load => self.load(at, instr),
+            Op::Compute(..) => self.of_unit(at, instr),
+            Op::Collective { axis: Axis::Tp, .. } => self.of_unit(at, instr),
+            Op::Collective { exchange, value, axis, bytes } => self.of_step(at, instr, exchange, value, axis, bytes),
+            Op::Send { value: Value::TiedGrads, to, bytes } => self.tied(at, instr, true, to, bytes),
+            Op::Recv { value: Value::TiedGrads, from, bytes } => self.tied(at, instr, false, from, bytes),
+            Op::Send { .. } | Op::Recv { .. } => self.of_unit(at, instr),
+            Op::CloseCell { cell } => self.close_cell(at, instr, cell),
+            Op::Vote => self.cast(at),
+            Op::Apply => self.apply(at, instr),
+        }
+    }
+
+    fn load(&mut self, at: usize, instr: &Instr) {
+        if self.local_chunk(at, instr.chunk).is_none() {
+            return;
+        }
+        let Some(unit) = self.local_unit(at, instr.unit) else { return };
+        if std::mem::replace(&mut self.loaded[unit], true) {
+            self.double(at);
+        }
+    }
+
+    /// The next thing that a unit does on a chunk.
+    fn of_unit(&mut self, at: usize, instr: &Instr) {
+        let Some(local) = self.local_chunk(at, instr.chunk) else { return };
+        let Some(unit) = self.local_unit(at, instr.unit) else { return };
+        let chunk = &self.chunks[local];
+        let progress = chunk.progress[unit];
+        if progress == BROKEN {
+            return;
+        }
+        if progress == 0 && !self.loaded[unit] {
+            self.loaded[unit] = true;
+            self.violations.push(Violation::Missing { place: self.place(at), missing: "the load of the unit".into() });
+        }
+        let chunk = &self.chunks[local];
+        let (law, weights_end) = (chunk.law, chunk.weights_end);
+        let Some(due) = law.get(progress as usize).filter(|due| diagnose::kind(&due.op) == diagnose::kind(&instr.op))
+        else {
+            self.chunks[local].progress[unit] = BROKEN;
+            self.violations.extend(diagnose::stream(self.program, instr.chunk, self.unit(unit), law));
+            return;
+        };
+        self.details(at, instr, due, local);
+        if due.weights {
+            self.fifo(at, local, unit, progress);
+        }
+        debug_assert!(weights_end as usize <= law.len());
+        self.chunks[local].progress[unit] = progress + 1;
+    }
+
+    /// Sizes and ranks.
+    fn details(&mut self, at: usize, instr: &Instr, due: &Due, local: usize) {
+        match (instr.op, due.op) {
+            (Op::Collective { bytes, .. }, Op::Collective { bytes: want, .. }) => self.want_bytes(at, bytes, want),
+            (Op::Send { to: peer, bytes, .. }, Op::Send { bytes: want, .. })
+            | (Op::Recv { from: peer, bytes, .. }, Op::Recv { bytes: want, .. }) => {
+                self.want_bytes(at, bytes, want);
+                let chunk = &self.chunks[local];
+                let want = if due.chunk < chunk.chunk { chunk.before } else { chunk.after };
+                if peer != want {
+                    self.violations.push(Violation::Peer { place: self.place(at), want });
+                }
+            }
+            _ => {}
+        }
+    }
+
+    /// Weight gradients add up in ascending unit order, and a cell is closed before the next one begins.
+    fn fifo(&mut self, at: usize, local: usize, unit: usize, progress: Progress) {
+        let chunk = &self.chunks[local];
+        let Some(earlier) = unit.checked_sub(1) else { return };
+        if chunk.progress[earlier] <= progress {
+            self.violations.push(Violation::Fifo { place: self.place(at), earlier: self.unit(earlier) });
+            return;
+        }
+        let cells_before = unit / self.step.grid.microbatches;
+        if chunk.closed < cells_before {
+            let open = self.first_cell + chunk.closed;
+            self.out_of_order(at, format!("cell {open} must be closed before another adds to the weight gradients"));
+        }
+    }
+
+    fn close_cell(&mut self, at: usize, instr: &Instr, cell: usize) {
+        let Some(local) = self.local_chunk(at, instr.chunk) else { return };
+        if self.step.mode == Mode::Eval {
+            return self.wrong(at, "an evaluation has no gradients");
+        }
+        let due = self.first_cell + self.chunks[local].closed;
+        if !(self.first_cell..self.first_cell + self.cells).contains(&cell) {
+            return self.wrong(at, format!("the rank does not host cell {cell}"));
+        }
+        if cell < due {
+            return self.double(at);
+        }
+        if cell > due {
+            self.out_of_order(at, format!("cells are closed in ascending order, and {due} is not closed"));
+        }
+        let chunk = &self.chunks[local];
+        let microbatches = self.step.grid.microbatches;
+        let first = (cell - self.first_cell) * microbatches;
+        let open = (first..first + microbatches).find(|u| chunk.progress[*u] < chunk.weights_end);
+        if let Some(open) = open {
+            let mb = self.unit(open).mb;
+            self.out_of_order(at, format!("mb {mb} of the cell has yet to add to the weight gradients of the chunk"));
+        }
+        self.chunks[local].closed = cell - self.first_cell + 1;
+    }
+}

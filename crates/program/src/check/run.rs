@@ -1,0 +1,287 @@
+//! All lists at once, symbolically: sends never wait, receives take messages of one kind
+//! from one rank in order, a collective ends when all members are in it.
+//!
+//! What is held back by what does not depend on the order in which ranks are looked at, so
+//! one run decides. Clocks ride along: work takes ticks, exchanges none.
+
+use std::collections::{HashMap, VecDeque};
+
+use spec::Layout;
+
+use super::report::{AXES, RankReport, Span, TICKS_PER_LAYER};
+use super::violation::{Place, Violation, Wait};
+use crate::instr::{Axis, Instr, Mode, Op, Pass, Program, Segment, Value};
+
+/// Ranks that a waiting rank is reported to wait for.
+const WAITS_ON_MAX: usize = 8;
+
+/// How the lists came out.
+pub(super) struct Outcome {
+    pub violations: Vec<Violation>,
+    pub ranks: Vec<RankReport>,
+}
+
+/// Runs `programs` to the end or until nobody can go on.
+pub(super) fn run(programs: &[Program], layout: &Layout, mode: Mode) -> Outcome {
+    let world = layout.world();
+    let mut run = Run {
+        programs,
+        layout,
+        mode,
+        at: vec![0; world],
+        clocks: vec![0; world],
+        parked: vec![false; world],
+        alive: vec![0; world],
+        ranks: (0..world).map(|rank| RankReport { rank, ..RankReport::default() }).collect(),
+        groups: AXES.map(|axis| vec![Meeting::default(); groups(axis, layout)]),
+        channels: HashMap::new(),
+        ready: (0..world).collect(),
+        violations: Vec::new(),
+    };
+    while let Some(rank) = run.ready.pop_front() {
+        while run.step(rank) {}
+    }
+    run.close();
+    Outcome { violations: run.violations, ranks: run.ranks }
+}
+
+/// Members that have come to a collective of one group.
+#[derive(Clone, Default)]
+struct Meeting {
+    arrived: Vec<usize>,
+    clock: u64,
+}
+
+/// A message on its way: the index of its send, and when.
+type Letter = (usize, u64);
+
+struct Run<'a> {
+    programs: &'a [Program],
+    layout: &'a Layout,
+    mode: Mode,
+    at: Vec<usize>,
+    clocks: Vec<u64>,
+    /// Ranks that are in a collective whose other members have yet to come, or in the wrong one for ever.
+    parked: Vec<bool>,
+    /// Activations alive, in layers x microbatches.
+    alive: Vec<usize>,
+    ranks: Vec<RankReport>,
+    groups: [Vec<Meeting>; 4],
+    /// By sender, receiver and kind.
+    channels: HashMap<(usize, usize, Value), VecDeque<Letter>>,
+    ready: VecDeque<usize>,
+    violations: Vec<Violation>,
+}
+
+/// Number of groups of an axis.
+fn groups(axis: Axis, layout: &Layout) -> usize {
+    match axis {
+        Axis::Tp => layout.dp * layout.pp,
+        Axis::Dp => layout.pp * layout.tp,
+        Axis::Pp => layout.dp * layout.tp,
+        Axis::World => 1,
+    }
+}
+
+/// The group of `rank` on `axis`, and its number of members.
+fn group_of(axis: Axis, layout: &Layout, rank: usize) -> (usize, usize) {
+    match axis {
+        Axis::Tp => (rank / layout.tp, layout.tp),
+        Axis::Dp => (rank % (layout.pp * layout.tp), layout.dp),
+        Axis::Pp => (rank / (layout.pp * layout.tp) * layout.tp + rank % layout.tp, layout.pp),
+        Axis::World => (0, layout.world()),
+    }
+}
+
+/// The members of a group, ascending.
+fn members(axis: Axis, layout: &Layout, group: usize) -> impl Iterator<Item = usize> + use<> {
+    let line = layout.pp * layout.tp;
+    let (first, stride, count) = match axis {
+        Axis::Tp => (group * layout.tp, 1, layout.tp),
+        Axis::Dp => (group, line, layout.dp),
+        Axis::Pp => (group / layout.tp * line + group % layout.tp, layout.tp, layout.pp),
+        Axis::World => (0, 1, layout.world()),
+    };
+    (0..count).map(move |i| first + i * stride)
+}
+
+fn axis_index(axis: Axis) -> usize {
+    AXES.iter().position(|a| *a == axis).expect("every axis is listed")
+}
+
+/// Two instructions that are one collective.
+fn same_collective(a: &Instr, b: &Instr) -> bool {
+    match (a.op, b.op) {
+        (
+            Op::Collective { exchange: e, value: v, axis: x, .. },
+            Op::Collective { exchange: f, value: w, axis: y, .. },
+        ) => (e, v, x) == (f, w, y) && (a.chunk, a.unit) == (b.chunk, b.unit),
+        _ => false,
+    }
+}
+
+impl Run<'_> {
+    /// One instruction of `rank`; false if it cannot go on now.
+    fn step(&mut self, rank: usize) -> bool {
+        let at = self.at[rank];
+        let Some(&instr) = self.programs[rank].instrs.get(at) else { return false };
+        match instr.op {
+            Op::Compute(pass, segment) => self.compute(rank, &instr, pass, segment),
+            Op::Send { value, to, bytes } => {
+                let report = &mut self.ranks[rank];
+                report.exchanges[1] += 1;
+                report.bytes[1] += bytes;
+                self.channels.entry((rank, to, value)).or_default().push_back((at, self.clocks[rank]));
+                if to < self.at.len() && to != rank && self.waits_for(to, rank, value) {
+                    self.ready.push_back(to);
+                }
+            }
+            Op::Recv { value, from, .. } => {
+                let Some(letter) = self.channels.get_mut(&(from, rank, value)).and_then(VecDeque::pop_front) else {
+                    return false;
+                };
+                self.receive(rank, from, letter);
+            }
+            Op::Collective { axis, bytes, .. } => return self.meet(rank, &instr, axis, bytes),
+            Op::Load | Op::CloseCell { .. } | Op::Vote | Op::Apply => {}
+        }
+        self.at[rank] += 1;
+        true
+    }
+
+    fn waits_for(&self, rank: usize, sender: usize, kind: Value) -> bool {
+        let next = self.programs[rank].instrs.get(self.at[rank]);
+        matches!(next, Some(Instr { op: Op::Recv { value, from, .. }, .. }) if *value == kind && *from == sender)
+    }
+
+    fn compute(&mut self, rank: usize, instr: &Instr, pass: Pass, segment: Segment) {
+        if self.mode == Mode::Train && matches!(segment, Segment::AttnNorm(_)) {
+            let (alive, report) = (&mut self.alive[rank], &mut self.ranks[rank]);
+            match pass {
+                Pass::Forward => *alive += 1,
+                Pass::Backward => *alive = alive.saturating_sub(1),
+            }
+            report.peak_activations = report.peak_activations.max(*alive);
+        }
+        if !matches!(segment, Segment::Attn(_) | Segment::Mlp(_)) {
+            return;
+        }
+        let ticks = TICKS_PER_LAYER / 2 * if pass == Pass::Forward { 1 } else { 2 };
+        let start = self.clocks[rank];
+        let end = start + ticks;
+        self.clocks[rank] = end;
+        let report = &mut self.ranks[rank];
+        report.busy += ticks;
+        let Instr { chunk, unit, .. } = *instr;
+        match report.spans.last_mut() {
+            Some(s) if (s.pass, s.chunk, s.unit, s.end) == (pass, chunk, unit, start) => s.end = end,
+            _ => report.spans.push(Span { pass, chunk, unit, start, end }),
+        }
+    }
+
+    fn receive(&mut self, rank: usize, from: usize, (sent, clock): Letter) {
+        self.clocks[rank] = self.clocks[rank].max(clock);
+        let receiver = Place::of(&self.programs[rank], self.at[rank]);
+        let sender = Place::of(&self.programs[from], sent);
+        let (here, there) = (receiver.instr, sender.instr);
+        let (Op::Recv { value, bytes, .. }, Op::Send { bytes: sent, .. }) = (here.op, there.op) else { return };
+        let neighbours = match value {
+            Value::Activation => here.chunk == there.chunk + 1,
+            Value::ActivationGrad => here.chunk + 1 == there.chunk,
+            _ => here.chunk != there.chunk,
+        };
+        if here.unit != there.unit || !neighbours || bytes != sent {
+            self.violations.push(Violation::Crossed { receiver, sender });
+        }
+    }
+
+    fn meet(&mut self, rank: usize, instr: &Instr, axis: Axis, bytes: u64) -> bool {
+        if self.parked[rank] {
+            return false;
+        }
+        let index = axis_index(axis);
+        let (group, size) = group_of(axis, self.layout, rank);
+        let meeting = &mut self.groups[index][group];
+        if let Some(&first) = meeting.arrived.first() {
+            let other = Place::of(&self.programs[first], self.at[first]);
+            if !same_collective(instr, &other.instr) {
+                let place = Place::of(&self.programs[rank], self.at[rank]);
+                self.violations.push(Violation::Mismatch { place, other });
+                self.parked[rank] = true;
+                return false;
+            }
+        }
+        meeting.arrived.push(rank);
+        meeting.clock = meeting.clock.max(self.clocks[rank]);
+        let report = &mut self.ranks[rank];
+        report.exchanges[index] += 1;
+        report.bytes[index] += bytes;
+        if meeting.arrived.len() < size {
+            self.parked[rank] = true;
+            return false;
+        }
+        let clock = std::mem::take(&mut meeting.clock);
+        for member in meeting.arrived.drain(..) {
+            self.clocks[member] = clock;
+            self.at[member] += 1;
+            self.parked[member] = false;
+            if member != rank {
+                self.ready.push_back(member);
+            }
+        }
+        true
+    }
+
+    /// After the run: who waits, and what was never received.
+    fn close(&mut self) {
+        for report in &mut self.ranks {
+            report.instructions = self.programs[report.rank].instrs.len();
+        }
+        if self.violations.iter().any(|v| matches!(v, Violation::Mismatch { .. })) {
+            return;
+        }
+        let waits: Vec<Wait> = (0..self.at.len()).filter_map(|rank| self.wait_of(rank)).collect();
+        if !waits.is_empty() {
+            let (cycle, ended) = self.chain(waits[0].place.rank);
+            self.violations.push(Violation::Deadlock { waits, cycle, ended });
+            return;
+        }
+        let mut left: Vec<(usize, usize)> =
+            self.channels.iter().flat_map(|((from, ..), letters)| letters.iter().map(|l| (*from, l.0))).collect();
+        left.sort_unstable();
+        let place = |(from, at): (usize, usize)| Place::of(&self.programs[from], at);
+        self.violations.extend(left.into_iter().map(|l| Violation::Unreceived { place: place(l) }));
+    }
+
+    /// What `rank` waits for, if it does.
+    fn wait_of(&self, rank: usize) -> Option<Wait> {
+        let at = self.at[rank];
+        let instr = self.programs[rank].instrs.get(at)?;
+        let on = match instr.op {
+            Op::Recv { from, .. } => vec![from],
+            Op::Collective { axis, .. } => {
+                let (group, _) = group_of(axis, self.layout, rank);
+                let absent = |r: &usize| !self.parked[*r] || !self.groups[axis_index(axis)][group].arrived.contains(r);
+                members(axis, self.layout, group).filter(absent).take(WAITS_ON_MAX).collect()
+            }
+            _ => Vec::new(),
+        };
+        Some(Wait { place: Place::of(&self.programs[rank], at), on })
+    }
+
+    /// Follows who waits for whom from `rank`: the cycle, or the ended rank at the end of the chain.
+    fn chain(&self, rank: usize) -> (Vec<usize>, Option<usize>) {
+        let mut seen = vec![rank];
+        loop {
+            let here = *seen.last().expect("starts with one");
+            let waits = if here < self.at.len() { self.wait_of(here) } else { None };
+            let Some(wait) = waits else { return (Vec::new(), Some(here)) };
+            // A member that itself waits shows a cycle; one that has ended ends the chain.
+            let Some(&next) = wait.on.first() else { return (Vec::new(), None) };
+            if let Some(start) = seen.iter().position(|r| *r == next) {
+                return (seen.split_off(start), None);
+            }
+            seen.push(next);
+        }
+    }
+}

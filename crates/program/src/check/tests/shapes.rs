@@ -1,0 +1,172 @@
+//! Random layouts, and closed forms.
+
+use proptest::prelude::*;
+use spec::layout::LayoutRequest;
+
+use super::*;
+
+/// `parts` positive numbers that add up to `total`, from any `seed`.
+fn uneven(total: usize, parts: usize, seed: &[usize]) -> Vec<usize> {
+    let mut counts = vec![1; parts];
+    for i in 0..total - parts {
+        counts[seed[i % seed.len()] % parts] += 1;
+    }
+    counts
+}
+
+prop_compose! {
+    fn cases()(
+        grid_dp in 1usize..7,
+        microbatches in 1usize..6,
+        microbatch in 1usize..3,
+        grid_tp in prop_oneof![Just(1usize), Just(2), Just(4)],
+        tp_halvings in 0usize..3,
+        pp in 1usize..5,
+        vpp in 1usize..4,
+        extra_layers in 0usize..4,
+        schedule in prop_oneof![Just(Schedule::GPipe), Just(Schedule::OneFOneB), Just(Schedule::Interleaved)],
+        zero in 0usize..2,
+        flags in any::<[bool; 3]>(),
+        dp_seed in 0usize..6,
+        seed in proptest::collection::vec(0usize..100, 8),
+        eval in prop::bool::weighted(0.2),
+    ) -> Case {
+        let [tied, qk_norm, even] = flags;
+        let chunks = pp * if schedule == Schedule::Interleaved && pp > 1 { vpp } else { 1 };
+        let model = Model { tied, qk_norm, ..testing::model(chunks + extra_layers) };
+        let batch = grid_dp * microbatches * microbatch;
+        let grid = Grid::new(&model, batch, SEQ, microbatch, Some(grid_dp), grid_tp).unwrap();
+        let (dp, tp) = (1 + dp_seed % grid_dp, grid_tp >> tp_halvings.min(grid_tp.ilog2() as usize));
+        let request = LayoutRequest {
+            zero,
+            vpp: (schedule == Schedule::Interleaved).then_some(vpp),
+            cells: (!even).then(|| uneven(grid_dp, dp, &seed)),
+            stages: (!even).then(|| uneven(model.layers, chunks, &seed)),
+            ..testing::request([dp, tp, pp], schedule, None)
+        };
+        let layout = Layout::resolve(&request, &grid, &model, 1).unwrap();
+        Case::new(model, grid, layout, if eval { Mode::Eval } else { Mode::Train })
+    }
+}
+
+proptest! {
+    #[test]
+    fn what_is_lowered_passes(case in cases()) {
+        let report = case.check();
+        prop_assert!(report.is_ok(), "{}: {}", case.layout, report.unwrap_err().iter().map(|v| v.to_string()).collect::<Vec<_>>().join("\n"));
+        let report = report.unwrap();
+        let layers = case.layout.stages.iter().map(|s| s.len()).sum::<usize>() as u64;
+        let units = (case.grid.dp * case.grid.microbatches) as u64;
+        let passes = if case.mode == Mode::Train { 3 } else { 1 };
+        let busy: u64 = report.ranks.iter().map(|r| r.busy).sum();
+        prop_assert_eq!(busy, layers * units * passes * TICKS_PER_LAYER * case.layout.tp as u64);
+    }
+
+    /// Any one instruction lost is found, and nothing panics.
+    #[test]
+    fn any_loss_is_found(case in cases(), pick in any::<[prop::sample::Index; 2]>()) {
+        let mut case = case;
+        let rank = pick[0].index(case.programs.len());
+        let at = pick[1].index(case.programs[rank].instrs.len());
+        let lost = case.programs[rank].instrs.remove(at);
+        prop_assert!(case.check().is_err(), "{}: without `{lost}` of rank {rank}", case.layout);
+    }
+
+    /// Any one instruction twice is found.
+    #[test]
+    fn any_echo_is_found(case in cases(), pick in any::<[prop::sample::Index; 2]>()) {
+        let mut case = case;
+        let rank = pick[0].index(case.programs.len());
+        let at = pick[1].index(case.programs[rank].instrs.len());
+        let echo = case.programs[rank].instrs[at];
+        case.programs[rank].instrs.insert(at, echo);
+        prop_assert!(case.check().is_err(), "{}: with `{echo}` of rank {rank} twice", case.layout);
+    }
+
+    /// Sizes follow the shapes of the exchange, summed over the group: the whole vector to
+    /// every other member for a gather; every finished subtree but each owner's own for a sum.
+    #[test]
+    fn sizes_add_up_over_the_group(case in cases()) {
+        let Case { model, grid, layout, .. } = &case;
+        let sizes = Sizes::new(model, grid, layout, SEQ);
+        let (tp, dp) = (layout.tp as u64, layout.dp as u64);
+        let stream = 4 * (grid.microbatch * SEQ * model.hidden) as u64;
+        prop_assert_eq!(sizes.rows() * tp, stream * (tp - 1));
+        prop_assert_eq!(sizes.activation() * tp, stream);
+        // Tensor cells are powers of two here: one subtree a rank, the bytes of a ring.
+        prop_assert_eq!(sizes.partial(0) * tp, stream * (tp - 1));
+        prop_assert_eq!(sizes.partial_embed() * tp, stream * (tp - 1));
+        for chunk in 0..layout.chunks() {
+            let held: usize = crate::state::slice_lens(model, grid, layout, chunk).iter().sum();
+            let params: u64 = (0..layout.dp).map(|i| sizes.params(chunk, i)).sum();
+            prop_assert_eq!(params, 4 * held as u64 * (dp - 1));
+            let gather: u64 = (0..layout.dp).map(|i| sizes.grads(chunk, i, Exchange::AllGather)).sum();
+            let twice = if model.tied && layout.pp == 1 { model.vocab_padded() / layout.tp * model.hidden } else { 0 };
+            prop_assert_eq!(gather, 4 * (held + twice) as u64 * (dp - 1));
+            let norms: u64 = (0..layout.tp).map(|i| sizes.norm_grads(chunk, i)).sum();
+            let want = 4 * crate::state::norm_elements(model, layout, chunk) as u64;
+            prop_assert_eq!(norms, 2 * want * (tp - 1));
+        }
+    }
+}
+
+use crate::instr::Exchange;
+
+/// The report of `p` positions with `m` units and `v` chunks of one layer each.
+fn report(schedule: Schedule, p: usize, m: usize, v: Option<usize>) -> Report {
+    let model = testing::model(p * v.unwrap_or(1));
+    let grid = Grid::new(&model, m, SEQ, 1, Some(1), 1).unwrap();
+    let layout = testing::layout(&model, &grid, [1, 1, p], schedule, v);
+    Case::new(model, grid, layout, Mode::Train).check().unwrap()
+}
+
+fn close(a: f64, b: f64) -> bool {
+    (a - b).abs() < 1e-12
+}
+
+#[test]
+fn bubbles_are_the_closed_forms() {
+    for p in 2..=6 {
+        for m in 1..=13 {
+            // Share of the total: arXiv 1811.06965, section 2.3.
+            let want = (p - 1) as f64 / (m + p - 1) as f64;
+            for schedule in [Schedule::GPipe, Schedule::OneFOneB] {
+                let report = report(schedule, p, m, None);
+                assert!(close(report.bubble, want), "{schedule} p {p} m {m}: {}", report.bubble);
+                assert!(close(report.ranks[0].idle(), want), "{schedule} p {p} m {m}: rank 0");
+            }
+        }
+    }
+}
+
+#[test]
+fn interleaving_divides_the_bubble() {
+    for p in 2..=6 {
+        for v in 2..=4 {
+            for groups in 1..=3 {
+                let m = p * groups;
+                let report = report(Schedule::Interleaved, p, m, Some(v));
+                // Idle over ideal time: arXiv 2104.04473, section 2.2.2.
+                let ratio = report.bubble / (1.0 - report.bubble);
+                assert!(close(ratio, (p - 1) as f64 / (v * m) as f64), "p {p} v {v} m {m}: {ratio}");
+            }
+        }
+    }
+}
+
+#[test]
+fn activations_are_the_closed_forms() {
+    for p in 2..=6 {
+        for m in 1..=13 {
+            let peaks =
+                |schedule, v| report(schedule, p, m, v).ranks.iter().map(|r| r.peak_activations).collect::<Vec<_>>();
+            assert_eq!(peaks(Schedule::GPipe, None), vec![m; p]);
+            assert_eq!(peaks(Schedule::OneFOneB, None), (0..p).map(|i| m.min(p - i)).collect::<Vec<_>>());
+            if m % p == 0 && m > p {
+                // Position i warms up with 2 (p - 1 - i) + (v - 1) p forwards and does one more.
+                let want: Vec<_> = (0..p).map(|i| 2 * (p - 1 - i) + p + 1).collect();
+                assert_eq!(peaks(Schedule::Interleaved, Some(2)), want, "p {p} m {m}");
+            }
+        }
+    }
+}
