@@ -4,8 +4,10 @@
 pub(crate) const LANES: usize = 16;
 
 /// Adds the lanes by halves.
-#[inline(always)]
-pub(crate) fn tree(mut lanes: [f32; LANES]) -> f32 {
+// Out of line: inlined, it makes the compiler keep the lanes in scalars.
+#[inline(never)]
+pub(crate) fn tree(lanes: &[f32; LANES]) -> f32 {
+    let mut lanes = *lanes;
     let mut half = LANES / 2;
     while half > 0 {
         for i in 0..half {
@@ -43,7 +45,7 @@ pub(crate) fn dot(x: &[f32], y: &[f32]) -> f32 {
     for (l, (a, b)) in x_tail.iter().zip(y_tail).enumerate() {
         acc[l] = a.mul_add(*b, acc[l]);
     }
-    tree(acc)
+    tree(&acc)
 }
 
 /// Sum of (x * w) * y.
@@ -61,7 +63,7 @@ pub(crate) fn dot3(x: &[f32], w: &[f32], y: &[f32]) -> f32 {
     for (l, ((a, c), b)) in x_tail.iter().zip(w_tail).zip(y_tail).enumerate() {
         acc[l] = (a * c).mul_add(*b, acc[l]);
     }
-    tree(acc)
+    tree(&acc)
 }
 
 /// Sum of x.
@@ -77,13 +79,28 @@ pub(crate) fn sum(x: &[f32]) -> f32 {
     for (l, a) in tail.iter().enumerate() {
         acc[l] += a;
     }
-    tree(acc)
+    tree(&acc)
 }
 
 /// The larger one; a NaN in `a` loses, so that NaN shows up in the sum and not in the maximum.
 #[inline(always)]
 pub(crate) fn larger(a: f32, b: f32) -> f32 {
     if a > b { a } else { b }
+}
+
+/// The largest lane. Out of line as [`tree`].
+#[inline(never)]
+fn largest(lanes: &[f32; LANES]) -> f32 {
+    let mut lanes = *lanes;
+    let mut half = LANES / 2;
+    while half > 0 {
+        for i in 0..half {
+            lanes[i] = larger(lanes[i + half], lanes[i]);
+        }
+        half /= 2;
+    }
+    // One sign of zero, whatever the order met.
+    lanes[0] + 0.0
 }
 
 /// Largest element; -inf for an empty row. Exact, so that the shape only serves speed.
@@ -99,10 +116,5 @@ pub(crate) fn max(x: &[f32]) -> f32 {
     for (l, a) in tail.iter().enumerate() {
         acc[l] = larger(*a, acc[l]);
     }
-    let mut m = acc[0];
-    for a in &acc[1..] {
-        m = larger(*a, m);
-    }
-    // One sign of zero, whatever the order met.
-    m + 0.0
+    largest(&acc)
 }

@@ -88,7 +88,7 @@ by_level! {
         for (l, x) in tail.iter().enumerate() {
             acc[l] += exp(x - max);
         }
-        (max, lanes::tree(acc))
+        (max, lanes::tree(&acc))
     }
 }
 

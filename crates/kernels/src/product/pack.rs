@@ -1,7 +1,7 @@
 //! Packing: strips of a matrix, inner index first, so that the tile loop reads in order.
 
 use crate::mat::Mat;
-use crate::simd::{Level, Path};
+use crate::simd::{Level, Path, by_level};
 
 #[derive(Clone, Copy)]
 #[repr(C, align(64))]
@@ -51,10 +51,8 @@ fn strip<const W: usize>(level: Level, m: Mat, out: &mut [f32]) {
         for (k, out) in out.as_chunks_mut::<W>().0.iter_mut().enumerate().skip(done) {
             *out = std::array::from_fn(|i| rows[i][k]);
         }
-    } else if m.rs == 1 && m.rows == W {
-        for (k, out) in out.as_chunks_mut::<W>().0.iter_mut().enumerate() {
-            out.copy_from_slice(&m.data[k * m.cs..][..W]);
-        }
+    } else if m.rs == 1 {
+        copy(level, m, W, out);
     } else {
         for (k, out) in out.as_chunks_mut::<W>().0.iter_mut().enumerate() {
             for (i, out) in out[..m.rows].iter_mut().enumerate() {
@@ -64,16 +62,46 @@ fn strip<const W: usize>(level: Level, m: Mat, out: &mut [f32]) {
     }
 }
 
+by_level! {
+    /// A strip whose rows are neighbours in memory.
+    fn copy(m: Mat<'_>, width: usize, out: &mut [f32]) {
+        match width {
+            6 => copy_body::<6>(m, out),
+            14 => copy_body::<14>(m, out),
+            16 => copy_body::<16>(m, out),
+            _ => copy_body::<32>(m, out),
+        }
+    }
+}
+
+#[inline(always)]
+fn copy_body<const W: usize>(m: Mat, out: &mut [f32]) {
+    // What lies behind a short strip is as good as any, where there is something.
+    let whole = match m.data.len().checked_sub(W) {
+        Some(last) => (last / m.cs.max(1) + 1).min(m.cols),
+        None => 0,
+    };
+    let (head, tail) = out.as_chunks_mut::<W>().0.split_at_mut(whole);
+    for (k, out) in head.iter_mut().enumerate() {
+        out.copy_from_slice(&m.data[k * m.cs..][..W]);
+    }
+    for (k, out) in tail.iter_mut().enumerate() {
+        for (i, out) in out[..m.rows].iter_mut().enumerate() {
+            *out = m.data[(whole + k) * m.cs + i];
+        }
+    }
+}
+
 /// Transposes the first columns of a strip with vectors; answers how many.
 fn transpose<const W: usize>(level: Level, m: Mat, out: &mut [f32]) -> usize {
     #[cfg(target_arch = "x86_64")]
-    if matches!(level.path(), Path::Avx2 | Path::Avx512) && m.cols > 8 {
+    if matches!(level.path(), Path::Avx2 | Path::Avx512) && m.cols >= 8 {
         m.check();
         assert!(m.cs == 1 && m.rows > 0 && out.len() >= m.cols * W);
-        // A group of 8 rows may write past the end of a narrow strip's row, into the next one, hence never the last.
-        let columns = (m.cols - 1) / 8 * 8;
-        // SAFETY: rows are clamped to those of m and columns < m.cols, both checked; each store of 8 floats begins in a
-        // row k < m.cols - 1 of the strip and ends at most in the next row; the CPU has the path.
+        // A store of 8 floats passes the end of a narrow strip's row, into the next one, hence never from the last.
+        let columns = if W < 8 { (m.cols - 1) / 8 * 8 } else { m.cols / 8 * 8 };
+        // SAFETY: rows are clamped to those of m and columns <= m.cols, both checked; stores stay in the strip, see
+        // above; the CPU has the path.
         unsafe { x86::transpose::<W>(m.data.as_ptr(), m.rs, m.rows, columns, out.as_mut_ptr()) };
         return columns;
     }
@@ -88,7 +116,7 @@ mod x86 {
     /// out[k * W + i] = m[i * rs + k] for k < columns (a multiple of 8), i < W; rows beyond `rows` repeat the last.
     ///
     /// # Safety
-    /// m has `rows` > 0 rows of `columns` floats; out has columns * W + 8 - min(W, 8) floats; the CPU has AVX2.
+    /// m has `rows` > 0 rows of `columns` floats; out has columns * W floats, and a further W where W < 8; the CPU has AVX2.
     #[target_feature(enable = "avx2")]
     pub(super) unsafe fn transpose<const W: usize>(
         m: *const f32,
