@@ -2,10 +2,10 @@
 //!
 //! It never looks at how lists are made. What it knows is the law:
 //!
-//! - [`law`]: what one unit does on one chunk, derived from what each segment reads and leaves;
-//! - [`order`]: one rank's list obeys it, for every unit that the rank hosts and for no other,
+//! - `law`: what one unit does on one chunk, derived from what each segment reads and leaves;
+//! - `order`: one rank's list obeys it, for every unit that the rank hosts and for no other,
 //!   with gradients first in, first out, and the end of the step in order;
-//! - [`run`]: all lists together come to an end, every message finds its receiver, every
+//! - `run`: all lists together come to an end, every message finds its receiver, every
 //!   collective all its members. The same run takes the times under unit costs.
 
 mod law;

@@ -1,7 +1,7 @@
 //! The step program: what every rank does in one step, as data.
 //!
 //! [`lower`](lower::lower) turns a validated run into one instruction list per rank,
-//! [`check`](check::check) proves the lists before they run, [`print`] shows them. No I/O.
+//! [`check`](check::check) proves the lists before they run, [`mod@print`] shows them. No I/O.
 //!
 //! The order of pipeline work comes from [`schedule`], sizes of messages from [`bytes`],
 //! who updates which state from [`ownership`] and [`state`].

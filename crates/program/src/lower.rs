@@ -65,7 +65,7 @@ impl<'a> Lowering<'a> {
     /// The program of one rank that does `tasks` in the order given.
     pub fn rank_in_order(&self, rank: usize, tasks: &[Task]) -> Program {
         let at = self.layout.coords(rank);
-        let mut list = List { with: self, at, chunk: 0, unit: None, instrs: Vec::new() };
+        let mut list = List { with: self, at, chunk: 0, unit: None, instrs: Vec::with_capacity(self.length(tasks)) };
         let mut met = HashSet::new();
         for &task in tasks {
             match task {
@@ -90,7 +90,26 @@ impl<'a> Lowering<'a> {
         list.step_end();
         Program { rank, instrs: list.instrs }
     }
+
+    /// At least the length of the list of `tasks`, but for a few instructions, so that it grows in place.
+    fn length(&self, tasks: &[Task]) -> usize {
+        let last = self.layout.chunks() - 1;
+        let of_task = |task: &Task| {
+            let (chunk, head) = match *task {
+                Task::Forward { chunk, .. } => (chunk, self.mode == Mode::Eval),
+                Task::Backward { chunk, .. } => (chunk, true),
+            };
+            let blocks = if head && chunk == last { 3 * self.sizes.blocks() } else { 0 };
+            self.layout.stages[chunk].len() * PER_LAYER + blocks + PER_TASK
+        };
+        tasks.iter().map(of_task).sum::<usize>() + 8 * self.layout.vpp
+    }
 }
+
+/// Most instructions of a layer in one direction.
+const PER_LAYER: usize = 9;
+/// Most instructions around the layers of a task, without the token blocks.
+const PER_TASK: usize = 8;
 
 /// The list of one rank as it grows; `chunk` and `unit` are those of the task at hand.
 struct List<'a> {

@@ -214,10 +214,12 @@ impl Order<'_> {
             self.loaded[unit] = true;
             self.violations.push(Violation::Missing { place: self.place(at), missing: "the load of the unit".into() });
         }
-        let chunk = &self.chunks[local];
-        let (law, weights_end) = (chunk.law, chunk.weights_end);
-        let Some(due) = law.get(progress as usize).filter(|due| diagnose::kind(&due.op) == diagnose::kind(&instr.op))
-        else {
+        let law = self.chunks[local].law;
+        // Most are the law's to the last byte; the others differ in size or rank, or are wrong.
+        let due = law
+            .get(progress as usize)
+            .filter(|due| instr.op == due.op || diagnose::kind(&due.op) == diagnose::kind(&instr.op));
+        let Some(due) = due else {
             self.chunks[local].progress[unit] = BROKEN;
             self.violations.extend(diagnose::stream(self.program, instr.chunk, self.unit(unit), law));
             return;
@@ -226,7 +228,6 @@ impl Order<'_> {
         if due.weights {
             self.fifo(at, local, unit, progress);
         }
-        debug_assert!(weights_end as usize <= law.len());
         self.chunks[local].progress[unit] = progress + 1;
     }
 
