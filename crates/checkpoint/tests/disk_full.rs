@@ -125,7 +125,7 @@ impl Storage for Faulty {
     }
 }
 
-/// No fault, and no waiting for the disk.
+/// No fault; like all of these, it does not wait for the disk.
 fn sound() -> Faulty {
     Faulty::new(Fault::Once(usize::MAX))
 }
