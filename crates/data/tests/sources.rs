@@ -147,6 +147,19 @@ fn the_split_is_by_content_disjoint_and_complete() {
 }
 
 #[test]
+fn of_copies_of_one_document_one_is_held_out() {
+    let folder = Scratch::new();
+    for name in ["a", "b", "c"] {
+        folder.write(name, "always the same");
+    }
+    for seed in 1..9 {
+        let config = DataConfig { validation: 0.5, seed, ..text(&[&folder.path().display().to_string()]) };
+        let dataset = Dataset::open(&config, 16, None).expect("opens");
+        assert_eq!((dataset.documents(Split::Train), dataset.documents(Split::Validation)), (2, 1));
+    }
+}
+
+#[test]
 fn validation_paths_are_not_trained_on() {
     let folder = Scratch::new();
     folder.write("a.txt", "training text one. ");
