@@ -88,7 +88,7 @@ impl Endpoint {
     }
 
     /// Sends numbers to a member. Returns when the transport has them all; while it has no
-    /// room, arriving messages are taken in.
+    /// room, arriving messages are taken in, so two senders never wait for each other.
     pub fn send(&self, group: &Group, to: usize, data: &[f32]) -> Result<(), FabricError> {
         self.send_bytes(group, to, bits::bytes(data))
     }
@@ -196,4 +196,17 @@ pub(crate) fn check_member(task: &Task, member: usize) -> Result<(), FabricError
         return Ok(());
     }
     Err(task.argument(format!("member {member} of {}", task.group.len())))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn ends_cross_threads() {
+        fn shared<T: Send + Sync>() {}
+        fn handed<T: Send + Clone>() {}
+        shared::<Endpoint>();
+        handed::<Aborter>();
+    }
 }

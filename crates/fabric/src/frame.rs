@@ -23,15 +23,22 @@ const FLAG_CHECKSUM: u32 = 1;
 
 /// The kind of an operation, as counters and errors name it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-#[allow(missing_docs)]
 pub enum Operation {
+    /// [`crate::Endpoint::send`] and `send_bytes`.
     Send,
+    /// [`crate::Endpoint::recv`] and `recv_bytes`.
     Receive,
+    /// [`crate::Endpoint::reduce_scatter`].
     ReduceScatter,
+    /// [`crate::Endpoint::all_gather`], in place or not.
     AllGather,
+    /// [`crate::Endpoint::all_gather_bytes`].
     AllGatherBytes,
+    /// [`crate::Endpoint::all_reduce`], both halves.
     AllReduce,
+    /// [`crate::Endpoint::broadcast`].
     Broadcast,
+    /// [`crate::Endpoint::barrier`].
     Barrier,
 }
 

@@ -12,6 +12,32 @@
 //!  shm/     tcp/         the transports (threads are shared memory inside one process)
 //! ```
 //!
+//! ```
+//! use fabric::{FabricOptions, Group, ReducePlan, threads};
+//!
+//! # fn main() -> Result<(), fabric::FabricError> {
+//! let group = Group::new(1, "dp", vec![0, 1, 2]);
+//! // Five leaves over three members, a vector of 8 numbers.
+//! let plan = ReducePlan::even(5, 3, 8);
+//! let ends = threads(3, &FabricOptions::default())?;
+//! std::thread::scope(|scope| {
+//!     for end in &ends {
+//!         let (group, plan) = (&group, &plan);
+//!         scope.spawn(move || {
+//!             // Each leaf is a vector of ones, so a subtree is as large as its leaves are many.
+//!             let trees = plan.subtrees(end.rank() as usize);
+//!             let sums: Vec<_> = trees.iter().map(|t| vec![t.len() as f32; 8]).collect();
+//!             let mine: Vec<_> = trees.into_iter().zip(sums.iter().map(|s| &s[..])).collect();
+//!             let mut out = [0.0; 8];
+//!             end.all_reduce(group, plan, &mine, &mut out).expect("all members take part");
+//!             assert_eq!(out, [5.0; 8]);
+//!         });
+//!     }
+//! });
+//! # Ok(())
+//! # }
+//! ```
+//!
 //! A failed [`Endpoint`] stays failed: the streams under it may have stopped inside a
 //! message. Build a new one with the next generation.
 

@@ -65,7 +65,8 @@ pub struct FabricOptions {
     /// The most that may wait in the mailbox for a later receive.
     pub mailbox_bytes_max: u64,
     /// Size of the ring from one rank to another (threads and shared memory). Rounded up
-    /// to a power of two, at least 4096.
+    /// to a power of two, at least 4096. Larger messages stream through; a sender returns
+    /// early only from what fits, so give pipelines room for a message or two.
     pub ring_bytes: usize,
 }
 

@@ -242,7 +242,7 @@ fn strangers(token: [u8; 32], generation: u32) -> (FabricError, FabricError) {
     let (second, addr_second) = TcpListenerHandle::bind(LOCALHOST).expect("bind");
     let addrs = [addr_first, addr_second];
     std::thread::scope(|scope| {
-        let patient = FabricOptions { deadline_ms: 300, ..options() };
+        let patient = FabricOptions { deadline_ms: 1_000, ..options() };
         let first = scope.spawn(move || first.connect(0, &addrs, &TOKEN, &patient).err());
         let options = FabricOptions { generation, ..options() };
         let refused = second.connect(1, &addrs, &token, &options).err().expect("refused");

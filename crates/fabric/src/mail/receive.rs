@@ -62,8 +62,11 @@ impl Mail {
     ) -> Result<Option<(Header, Vec<u8>)>, FabricError> {
         let peer = stream.0;
         let mut idle = Idle::default();
+        // The mailbox is worth a look at first, and when anything has come since.
+        let mut moved = true;
         loop {
-            if let Some(letter) = self.waiting.get_mut(&stream).and_then(VecDeque::pop_front) {
+            let letter = if moved { self.waiting.get_mut(&stream).and_then(VecDeque::pop_front) } else { None };
+            if let Some(letter) = letter {
                 idle.over(task);
                 self.waiting_bytes -= letter.1.len() as u64;
                 if letter.0.operation != task.operation.wire() {
@@ -76,7 +79,7 @@ impl Mail {
             }
             self.abort.check()?;
             let ticket = self.link.ticket();
-            let mut moved = self.pump(task, peer, want.as_deref_mut())?;
+            moved = self.pump(task, peer, want.as_deref_mut())?;
             if want.as_ref().is_some_and(|w| w.done) {
                 idle.over(task);
                 return Ok(None);

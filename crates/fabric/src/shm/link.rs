@@ -13,7 +13,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 /// Rounds of looking again before a sleep, when every rank can have a core of its own.
-const SPINS: u32 = 400;
+const SPINS: u32 = 30;
 /// How often a sleeper asks whether the processes of its peers still live.
 const LIFE_CHECK: Duration = Duration::from_millis(10);
 

@@ -1,7 +1,8 @@
 //! Shared memory between processes, and between threads of one process.
 //!
 //! The memory is a `memfd`: it has no name in any file system and vanishes with the last
-//! process that holds it.
+//! process that holds it. The kernel is asked by process id whether a peer still lives, so
+//! all ranks of a world must see the same process ids (one pid namespace).
 
 mod link;
 mod region;
