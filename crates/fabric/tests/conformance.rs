@@ -4,7 +4,7 @@ mod common;
 
 use common::sums::{Case, Random};
 use common::{Scenario, everywhere, play};
-use fabric::{Endpoint, FabricError, FabricOptions, Group, threads};
+use fabric::{Endpoint, FabricError, FabricOptions, Group, Operation, threads};
 use proptest::prelude::*;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
@@ -156,6 +156,9 @@ fn together(end: &Endpoint) {
         let at = |i: usize| times.iter().map(move |t| u64::from_le_bytes(t[8 * i..8 * i + 8].try_into().expect("8")));
         assert!(at(1).min() >= at(0).max(), "someone left before everyone had come");
     }
+    let barrier = end.counters().get("world", Operation::Barrier);
+    assert_eq!((barrier.calls, barrier.bytes_sent()), (4, 0));
+    assert!(barrier.waited_ns > 20_000_000, "three others slept 15 ms each: {barrier:?}");
     for root in 0..group.len() {
         let text = vec![root as u8 + 1; 100_000 * root];
         let mut buf = if me as usize == root { text.clone() } else { vec![9; 3] };

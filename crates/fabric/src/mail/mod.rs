@@ -104,7 +104,7 @@ impl Mail {
     }
 
     /// Spins a while, then sleeps a little and looks at the deadline.
-    fn pause(&self, task: &Task, idle: &mut Idle, ticket: u32, why: &Reason) -> Result<(), FabricError> {
+    fn pause(&self, task: &mut Task, idle: &mut Idle, ticket: u32, why: &Reason) -> Result<(), FabricError> {
         idle.since.get_or_insert_with(Instant::now);
         idle.rounds += 1;
         if idle.rounds <= self.link.spins() {
@@ -114,6 +114,7 @@ impl Mail {
         let waited = task.started.elapsed();
         let deadline = Duration::from_millis(self.options.deadline_ms);
         if waited >= deadline {
+            idle.over(task);
             return Err(FabricError::Deadline {
                 operation: task.operation,
                 group: task.group.name.clone(),
