@@ -1,2 +1,81 @@
-//! placeholder
-fn main() {}
+//! The `lockstep` binary: parse, call, print.
+
+mod check;
+mod demo;
+mod show;
+mod train_cmd;
+
+use std::path::PathBuf;
+use std::process::ExitCode;
+use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
+
+use ::train::TrainError;
+use clap::{Parser, Subcommand};
+
+/// Trains large language models on many machines. The grid defines the numbers; the layout
+/// only says where they are computed.
+#[derive(Parser)]
+#[command(version, about, propagate_version = true)]
+struct Cli {
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(Subcommand)]
+enum Command {
+    /// Train a small model on real text three ways and compare the digests.
+    Demo(demo::Args),
+    /// Train the run in a run file.
+    Train(train_cmd::Args),
+    /// Prove a run's program without running it, and show its schedule.
+    Check(check::Args),
+    /// A rank process; started by `train`.
+    #[command(name = ::train::launch::wire::RANK_COMMAND, hide = true)]
+    Rank,
+}
+
+/// A run file with overrides, as every command takes them.
+#[derive(clap::Args)]
+struct RunArgs {
+    /// The run file.
+    run: PathBuf,
+    /// Override a key, such as `layout.dp=2`; may be repeated, and takes several at once.
+    #[arg(long = "set", value_name = "KEY=VALUE", num_args = 1..)]
+    sets: Vec<String>,
+}
+
+impl RunArgs {
+    fn load(&self) -> Result<spec::Run, TrainError> {
+        Ok(spec::Run::load(&self.run, &self.sets, cores())?)
+    }
+
+    /// The run file's name without its ending.
+    fn name(&self) -> String {
+        self.run.file_stem().map_or("run".into(), |s| s.to_string_lossy().into_owned())
+    }
+}
+
+fn cores() -> usize {
+    std::thread::available_parallelism().map_or(1, |n| n.get())
+}
+
+fn main() -> ExitCode {
+    let result = match Cli::parse().command {
+        Command::Demo(args) => demo::run(&args),
+        Command::Train(args) => train_cmd::run(&args),
+        Command::Check(args) => check::run(&args),
+        Command::Rank => {
+            // Ctrl-C at a terminal reaches every process of the group; the parent decides.
+            let _ = signal_hook::flag::register(signal_hook::consts::SIGINT, Arc::new(AtomicBool::new(false)));
+            return ExitCode::from(::train::launch::rank_main() as u8);
+        }
+    };
+    match result {
+        Ok(code) => ExitCode::from(code),
+        Err(e) => {
+            eprintln!("error: {e}");
+            ExitCode::from(e.exit_code() as u8)
+        }
+    }
+}

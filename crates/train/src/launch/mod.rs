@@ -21,6 +21,7 @@ use program::{Mode, check};
 use spec::{Run, Transport};
 
 pub use folder::RunFolder;
+pub use processes::rank_main;
 
 use crate::error::TrainError;
 use crate::rank::Ended;
@@ -53,6 +54,8 @@ pub struct Request {
 pub struct Summary {
     /// Finished, or stopped on request.
     pub ended: Ended,
+    /// The last committed step.
+    pub step: u64,
     /// The digest, 64 hex digits.
     pub digest: String,
     /// What each rank counted, by rank.
@@ -166,7 +169,7 @@ pub(crate) trait Ranks {
 
 #[derive(Default)]
 struct Collected {
-    digest: Option<String>,
+    digest: Option<(u64, String)>,
     loss: Option<f64>,
     bits_per_byte: Option<f64>,
     reports: Vec<RankReport>,
@@ -224,14 +227,14 @@ impl Collected {
         match event {
             Event::Step(step) => self.loss = Some(step.loss),
             Event::Validation { bits_per_byte, .. } => self.bits_per_byte = Some(*bits_per_byte),
-            Event::Digest { digest, .. } => self.digest = Some(digest.clone()),
+            Event::Digest { step, digest, .. } => self.digest = Some((*step, digest.clone())),
             Event::RankFinished(report) => self.reports.push(report.clone()),
             _ => {}
         }
     }
 
     fn summary(&mut self, ended: Ended, began: Instant) -> Result<Summary, TrainError> {
-        let digest = self.digest.take().ok_or_else(|| TrainError::Internal("no rank gave a digest".into()))?;
+        let (step, digest) = self.digest.take().ok_or_else(|| TrainError::Internal("no rank gave a digest".into()))?;
         self.reports.sort_by_key(|r| r.rank);
         let wall = began.elapsed().as_secs_f64();
         // What rank 0 did; what is left is start and end of the processes.
@@ -242,7 +245,7 @@ impl Collected {
         let known: f64 = time.iter().map(|(_, s)| s).sum();
         time.push(("other".into(), (wall - known).max(0.0)));
         let ranks = std::mem::take(&mut self.reports);
-        Ok(Summary { ended, digest, ranks, loss: self.loss, bits_per_byte: self.bits_per_byte, time, wall })
+        Ok(Summary { ended, step, digest, ranks, loss: self.loss, bits_per_byte: self.bits_per_byte, time, wall })
     }
 }
 

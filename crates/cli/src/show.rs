@@ -1,0 +1,155 @@
+//! Events as lines on standard output, or as JSON; a progress bar on a terminal.
+
+use std::io::{IsTerminal, Write};
+use std::time::Instant;
+
+use events::Event;
+use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
+use train::launch::Summary;
+
+/// Writes to standard output. A closed pipe (`| head`) is no reason to stop training.
+pub fn line(text: &str) {
+    let _ = writeln!(std::io::stdout(), "{text}");
+}
+
+/// Shows the events of one run.
+pub struct Show {
+    json: bool,
+    began: Instant,
+    bar: Option<ProgressBar>,
+}
+
+impl Show {
+    /// JSON objects, or lines with a bar if a person watches.
+    pub fn new(json: bool, steps: u64) -> Self {
+        let watched = !json && std::io::stderr().is_terminal();
+        let bar = watched.then(|| {
+            let style = ProgressStyle::with_template("{bar:40} {pos}/{len} steps, {elapsed} of about {duration}");
+            let bar = ProgressBar::with_draw_target(Some(steps), ProgressDrawTarget::stderr());
+            bar.with_style(style.unwrap_or_else(|_| ProgressStyle::default_bar()))
+        });
+        Self { json, began: Instant::now(), bar }
+    }
+
+    /// Shows one event.
+    pub fn event(&self, event: &Event) {
+        if self.json {
+            // The digest is the last line.
+            if matches!(event, Event::Digest { .. }) {
+                return;
+            }
+            return line(&event.to_line(self.began.elapsed().as_secs_f64()));
+        }
+        if let (Some(bar), Event::Step(step)) = (&self.bar, event) {
+            bar.set_position(step.step);
+        }
+        if let Some(text) = text(event) {
+            self.line(&text);
+        }
+    }
+
+    /// A line that does not tear the bar.
+    pub fn line(&self, text: &str) {
+        match &self.bar {
+            Some(bar) => bar.suspend(|| line(text)),
+            None => line(text),
+        }
+    }
+
+    /// The last lines of a run.
+    pub fn summary(&self, summary: &Summary) {
+        if let Some(bar) = &self.bar {
+            bar.finish_and_clear();
+        }
+        let wall = self.began.elapsed().as_secs_f64();
+        if self.json {
+            let split = serde_json::json!({
+                "kind": "goodput", "schema": events::SCHEMA, "wall_s": summary.wall, "time_s": summary.time, "restarts": 0,
+            });
+            line(&split.to_string());
+            let digest = Event::Digest {
+                step: summary.step,
+                digest: summary.digest.clone(),
+                numerics_version: kernels::NUMERICS_VERSION,
+            };
+            return line(&digest.to_line(wall));
+        }
+        let parts: Vec<_> = summary.time.iter().map(|(class, s)| format!("{class} {s:.2} s")).collect();
+        let train = summary.time.iter().find(|(class, _)| class == "train").map_or(0.0, |(_, s)| *s);
+        line(&format!("wall {:.2} s = {} | goodput {:.1}%", summary.wall, parts.join(" + "), 100.0 * train / summary.wall));
+        line("restarts 0");
+        line(&format!("digest {}", summary.digest));
+    }
+}
+
+fn text(event: &Event) -> Option<String> {
+    Some(match event {
+        Event::Notice { text } => text.clone(),
+        Event::RankStarted { rank, pid } => format!("rank {rank} is process {pid}"),
+        Event::Step(s) => format!(
+            "step {}/{} | loss {:.4} | grad_norm {:.2} | lr {} | tok/s {:.0} | tok/s/rank {:.0} | mfu {:.1}% | {:.0} ms",
+            s.step,
+            s.steps,
+            s.loss,
+            s.grad_norm,
+            exponent(s.lr),
+            s.tokens_per_s,
+            s.tokens_per_s_rank,
+            100.0 * s.mfu,
+            1000.0 * s.seconds
+        ),
+        Event::Validation { step, loss, bits_per_byte, .. } => {
+            format!("validation after step {step} | loss {loss:.4} | {bits_per_byte:.3} bits per byte")
+        }
+        Event::Checkpoint { step, path, bytes, seconds } => {
+            let mb = *bytes as f64 / 1e6;
+            format!("checkpoint of step {step} | {mb:.1} MB | {:.0} ms | {path}", 1000.0 * seconds)
+        }
+        Event::CheckpointFailed { step, reason, retry_at } => {
+            format!("checkpoint of step {step} FAILED, the run goes on and tries again after step {retry_at}: {reason}")
+        }
+        Event::TensorHashes { step, hashes } => {
+            let lines: Vec<_> = hashes.iter().map(|(name, hash)| format!("hash {step} {name} {hash}")).collect();
+            lines.join("\n")
+        }
+        Event::Failed { rank, reason, .. } => format!("rank {rank} failed: {reason}"),
+        // The digest is the last line.
+        Event::Digest { .. } | Event::RankFinished(_) => return None,
+    })
+}
+
+/// 0.0003 as 3.00e-04.
+fn exponent(x: f64) -> String {
+    let text = format!("{x:.2e}");
+    match text.split_once('e') {
+        Some((digits, power)) => {
+            let power: i32 = power.parse().unwrap_or(0);
+            format!("{digits}e{}{:02}", if power < 0 { '-' } else { '+' }, power.abs())
+        }
+        None => text,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_step_is_one_line_of_the_contract() {
+        let step = events::Step {
+            step: 12,
+            steps: 200,
+            loss: 3.14151,
+            grad_norm: 0.979,
+            lr: 3e-4,
+            tokens: 4096,
+            seconds: 0.3329,
+            tokens_per_s: 12345.2,
+            tokens_per_s_rank: 3086.3,
+            mfu: 0.6123,
+        };
+        let want = "step 12/200 | loss 3.1415 | grad_norm 0.98 | lr 3.00e-04 | tok/s 12345 | tok/s/rank 3086 | mfu 61.2% | 333 ms";
+        assert_eq!(text(&Event::Step(step)).unwrap(), want);
+        assert_eq!(exponent(0.0), "0.00e+00");
+    }
+}

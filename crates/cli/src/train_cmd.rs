@@ -1,0 +1,124 @@
+//! `lockstep train`.
+
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
+use std::time::SystemTime;
+
+use kernels::Simd;
+use train::TrainError;
+use train::launch::{self, Request};
+use train::rank::Ended;
+
+use crate::RunArgs;
+use crate::show::Show;
+
+/// Exit code of a run that was stopped on request, after a checkpoint.
+const STOPPED: u8 = 3;
+
+#[derive(clap::Args)]
+pub struct Args {
+    #[command(flatten)]
+    run: RunArgs,
+    /// The run's folder [default: runs/NAME-UTC]
+    #[arg(long)]
+    run_dir: Option<PathBuf>,
+    /// Go on from the newest checkpoint in the run's folder, under any layout.
+    #[arg(long, requires = "run_dir")]
+    resume: bool,
+    /// One JSON object per line.
+    #[arg(long)]
+    json: bool,
+    /// Record a hash of every tensor each N steps; 0: never.
+    #[arg(long, value_name = "N", default_value_t = 0)]
+    digest_every: u64,
+    /// Instruction path of the kernels: scalar, avx2, avx512; the bits are the same [default: the widest there is]
+    #[arg(long)]
+    simd: Option<String>,
+}
+
+pub fn run(args: &Args) -> Result<u8, TrainError> {
+    let run = args.run.load()?;
+    let simd = match &args.simd {
+        Some(word) => word.parse()?,
+        None => Simd::detect(),
+    };
+    let stop = Arc::new(AtomicBool::new(false));
+    for signal in [signal_hook::consts::SIGTERM, signal_hook::consts::SIGINT] {
+        // The second one ends the process at once; the ranks end with it.
+        let at_once = signal_hook::flag::register_conditional_shutdown(signal, 128 + signal, stop.clone());
+        let first = signal_hook::flag::register(signal, stop.clone());
+        at_once.and(first).map_err(|e| TrainError::Internal(format!("cannot catch signal {signal}: {e}")))?;
+    }
+    let folder = args.run_dir.clone().unwrap_or_else(|| default_folder(&args.run.name()));
+    let show = Show::new(args.json, run.train.steps);
+    if !args.json {
+        let parameters = spec::tensors::parameters(&run.model);
+        show.line(&format!(
+            "{parameters} parameters | {} | grid dp{} x tp{}, {} microbatches of {} sequences per cell | {simd} | numerics {}",
+            run.layout,
+            run.grid.dp,
+            run.grid.tp,
+            run.grid.microbatches,
+            run.grid.microbatch,
+            kernels::NUMERICS_VERSION
+        ));
+        show.line(&format!("run directory {}", folder.display()));
+    }
+    let request = Request {
+        run,
+        simd,
+        folder,
+        resume: args.resume,
+        digest_every: args.digest_every,
+        stop,
+        program: own_binary()?,
+    };
+    let summary = launch::train(&request, &mut |event| show.event(event))?;
+    show.summary(&summary);
+    Ok(match summary.ended {
+        Ended::Finished => 0,
+        Ended::Stopped(_) => STOPPED,
+    })
+}
+
+/// This binary, which is also the rank.
+pub fn own_binary() -> Result<PathBuf, TrainError> {
+    std::env::current_exe().map_err(|e| TrainError::Internal(format!("this binary's path is unknown: {e}")))
+}
+
+/// `runs/NAME-20260101T120000Z`, with a number behind it if that exists.
+pub fn default_folder(name: &str) -> PathBuf {
+    let seconds = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).map_or(0, |d| d.as_secs());
+    let base = format!("{name}-{}", utc(seconds));
+    let named = |n: u32| PathBuf::from("runs").join(if n == 1 { base.clone() } else { format!("{base}-{n}") });
+    (1..).map(named).find(|path| !path.exists()).expect("there are many numbers")
+}
+
+/// Seconds since 1970 as 20260101T120000Z (civil-from-days of the proleptic Gregorian calendar).
+fn utc(seconds: u64) -> String {
+    let (days, rest) = ((seconds / 86_400) as i64, seconds % 86_400);
+    let shifted = days + 719_468;
+    let era = shifted.div_euclid(146_097);
+    let day_of_era = shifted.rem_euclid(146_097);
+    let year_of_era = (day_of_era - day_of_era / 1_460 + day_of_era / 36_524 - day_of_era / 146_096) / 365;
+    let day_of_year = day_of_era - (365 * year_of_era + year_of_era / 4 - year_of_era / 100);
+    let month_index = (5 * day_of_year + 2) / 153;
+    let day = day_of_year - (153 * month_index + 2) / 5 + 1;
+    let month = if month_index < 10 { month_index + 3 } else { month_index - 9 };
+    let year = year_of_era + era * 400 + i64::from(month <= 2);
+    format!("{year:04}{month:02}{day:02}T{:02}{:02}{:02}Z", rest / 3600, rest / 60 % 60, rest % 60)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::utc;
+
+    #[test]
+    fn dates_are_right_on_leap_days_and_year_ends() {
+        assert_eq!(utc(0), "19700101T000000Z");
+        assert_eq!(utc(951_782_400), "20000229T000000Z");
+        assert_eq!(utc(1_767_225_599), "20251231T235959Z");
+        assert_eq!(utc(1_796_000_000), "20261130T005320Z");
+    }
+}
