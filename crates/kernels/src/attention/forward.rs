@@ -107,7 +107,7 @@ fn query_tile(
 by_level! {
     /// Scores of one block become weights relative to the running maximum; running sums follow.
     ///
-    /// decay is the factor of what was summed before, or UNTOUCHED where the row sees nothing of the block.
+    /// decay is the factor of what was summed before.
     fn softmax_block(
         scores: &mut [f32],
         scale: f32,
@@ -123,7 +123,7 @@ by_level! {
             let (low, high) = visible(q0 + r, start as usize, k0);
             if low == high {
                 row.fill(0.0);
-                decay[r] = UNTOUCHED;
+                decay[r] = 1.0;
                 continue;
             }
             row[..low].fill(f32::NEG_INFINITY);
@@ -143,16 +143,10 @@ by_level! {
     }
 }
 
-/// Marks a row that a block leaves alone; a decay lies in 0..=1 or is NaN.
-const UNTOUCHED: f32 = -1.0;
-
 by_level! {
     /// out = out * decay + update, row by row.
     fn rescale_add(decay: &[f32], update: &[f32], out: &mut [f32], d: usize) {
         for ((&decay, update), out) in decay.iter().zip(update.chunks_exact(d)).zip(out.chunks_exact_mut(d)) {
-            if decay == UNTOUCHED {
-                continue;
-            }
             for (o, u) in out.iter_mut().zip(update) {
                 // + 0.0: one sign of zero, however many masked keys were multiplied.
                 *o = o.mul_add(decay, u + 0.0);

@@ -130,14 +130,13 @@ mod x86 {
             for group in 0..W.div_ceil(8) {
                 let first = if W < 8 { 0 } else { (group * 8).min(W - 8) };
                 let mut r = [_mm256_setzero_ps(); 8];
-                for i in 0..8 {
+                for (i, r) in r.iter_mut().enumerate() {
                     // SAFETY: the caller's promise.
-                    r[i] = unsafe { _mm256_loadu_ps(m.add((first + i).min(rows - 1) * rs + k)) };
+                    *r = unsafe { _mm256_loadu_ps(m.add((first + i).min(rows - 1) * rs + k)) };
                 }
-                let r = transpose_8x8(r);
-                for i in 0..8 {
+                for (i, r) in transpose_8x8(r).into_iter().enumerate() {
                     // SAFETY: the caller's promise.
-                    unsafe { _mm256_storeu_ps(out.add((k + i) * W + first), r[i]) };
+                    unsafe { _mm256_storeu_ps(out.add((k + i) * W + first), r) };
                 }
             }
         }
