@@ -35,10 +35,10 @@ pub(super) fn run(programs: &[Program], layout: &Layout, mode: Mode) -> Outcome 
         ranks: (0..world).map(|rank| RankReport { rank, ..RankReport::default() }).collect(),
         groups: AXES.map(|axis| vec![Meeting::default(); groups(axis, layout)]),
         channels: HashMap::new(),
-        ready: (0..world).collect(),
+        ready: (0..world).rev().collect(),
         violations: Vec::new(),
     };
-    while let Some(rank) = run.ready.pop_front() {
+    while let Some(rank) = run.ready.pop() {
         while run.step(rank) {}
     }
     run.close();
@@ -69,7 +69,8 @@ struct Run<'a> {
     groups: [Vec<Meeting>; 4],
     /// By sender, receiver and kind.
     channels: HashMap<(usize, usize, Value), VecDeque<Letter>>,
-    ready: VecDeque<usize>,
+    /// Ranks that may go on; the last to come first, which keeps to one group while it can go on.
+    ready: Vec<usize>,
     violations: Vec<Violation>,
 }
 
@@ -133,7 +134,7 @@ impl Run<'_> {
                 report.bytes[1] += bytes;
                 self.channels.entry((rank, to, value)).or_default().push_back((at, self.clocks[rank]));
                 if to < self.at.len() && to != rank && self.waits_for(to, rank, value) {
-                    self.ready.push_back(to);
+                    self.ready.push(to);
                 }
             }
             Op::Recv { value, from, .. } => {
@@ -226,7 +227,7 @@ impl Run<'_> {
             self.at[member] += 1;
             self.parked[member] = false;
             if member != rank {
-                self.ready.push_back(member);
+                self.ready.push(member);
             }
         }
         true

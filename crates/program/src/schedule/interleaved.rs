@@ -3,7 +3,8 @@
 //! Source: Narayanan et al., arXiv 2104.04473, section 2.2.2; the freedom in the number of
 //! units after Llama 3, arXiv 2407.21783, section 3.3.2. Units go through in groups: a group
 //! passes the first chunk of a position, then the second, and so on; backwards likewise with
-//! chunks descending. With `v` chunks idle time / ideal time is (p - 1) / (v m).
+//! chunks descending. With `v` chunks idle time / ideal time is (p - 1) / (v m) for any number
+//! of units m >= p; with fewer it is (p - 1 + (v - 1) (p - m)) / (v m).
 //!
 //! Groups have at least `p` units (fewer only if there are fewer in all), so that a unit is
 //! back at position 0 when its next chunk is due; the units beyond a multiple of `p` spread
@@ -12,8 +13,8 @@
 //! forwards. Backward number `k` of the last position then follows forward `k + (v - 1) g`,
 //! which is at or after the forward that it needs as no group is larger than `g`; and what
 //! it needs from position 0 asks of the last position for forward
-//! `k + (v - 1) g - 2 g' + 2 (p - 1)` at the latest, an earlier one as every group has
-//! `g' >= p`. One group of fewer units has all forwards that others wait for in the warm-up.
+//! `k + (v - 1) g - g' - g'' + 2 (p - 1)`, with the sizes of the groups of the two units: an
+//! earlier one, as both are at least `p`. One group of fewer units has all forwards that others wait for in the warm-up.
 
 use spec::Unit;
 

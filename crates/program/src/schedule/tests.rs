@@ -70,9 +70,9 @@ fn ends(lists: &[Vec<Task>], layout: &Layout) -> bool {
 
 #[test]
 fn every_size_is_complete_and_ends() {
-    for p in 1..=6 {
+    for p in 1..=8 {
         for v in 1..=4 {
-            for m in 0..=20 {
+            for m in 0..=33 {
                 for layout in layouts(p, v) {
                     let units = units(m);
                     let lists: Vec<_> = (0..p).map(|pp| tasks(&layout, pp, &units)).collect();

@@ -4,6 +4,7 @@ use proptest::prelude::*;
 use spec::layout::LayoutRequest;
 
 use super::*;
+use crate::instr::Exchange;
 
 /// `parts` positive numbers that add up to `total`, from any `seed`.
 fn uneven(total: usize, parts: usize, seed: &[usize]) -> Vec<usize> {
@@ -110,8 +111,6 @@ proptest! {
     }
 }
 
-use crate::instr::Exchange;
-
 /// The report of `p` positions with `m` units and `v` chunks of one layer each.
 fn report(schedule: Schedule, p: usize, m: usize, v: Option<usize>) -> Report {
     let model = testing::model(p * v.unwrap_or(1));
@@ -143,12 +142,13 @@ fn bubbles_are_the_closed_forms() {
 fn interleaving_divides_the_bubble() {
     for p in 2..=6 {
         for v in 2..=4 {
-            for groups in 1..=3 {
-                let m = p * groups;
+            for m in 1..=3 * p {
                 let report = report(Schedule::Interleaved, p, m, Some(v));
-                // Idle over ideal time: arXiv 2104.04473, section 2.2.2.
+                // Idle over ideal time: arXiv 2104.04473, section 2.2.2, and for any number of
+                // units from p on; with fewer, a unit is late by p - m at each of the v - 1 returns.
                 let ratio = report.bubble / (1.0 - report.bubble);
-                assert!(close(ratio, (p - 1) as f64 / (v * m) as f64), "p {p} v {v} m {m}: {ratio}");
+                let want = (p - 1 + (v - 1) * p.saturating_sub(m)) as f64 / (v * m) as f64;
+                assert!(close(ratio, want), "p {p} v {v} m {m}: {ratio}");
             }
         }
     }
