@@ -8,9 +8,10 @@ use fabric::{Endpoint, FabricError, FabricOptions, Group, Operation, threads};
 use proptest::prelude::*;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
-const SCENARIOS: [Scenario; 6] = [
+const SCENARIOS: [Scenario; 7] = [
     Scenario { name: "order", world: 3, options: small_rings, body: order, killed: None },
     Scenario { name: "big", world: 2, options: FabricOptions::default, body: big, killed: None },
+    Scenario { name: "chain", world: 3, options: FabricOptions::default, body: chain, killed: None },
     Scenario { name: "sums", world: 4, options: FabricOptions::default, body: sums, killed: None },
     Scenario { name: "sums_unsummed", world: 3, options: no_checksum, body: sums, killed: None },
     Scenario { name: "together", world: 4, options: FabricOptions::default, body: together, killed: None },
@@ -34,6 +35,11 @@ fn point_to_point_keeps_order_and_groups_do_not_block_each_other() {
 #[test]
 fn big_messages_cross_in_both_directions_at_once() {
     run("big");
+}
+
+#[test]
+fn a_waiting_receiver_takes_in_what_others_send() {
+    run("chain");
 }
 
 #[test]
@@ -115,6 +121,29 @@ fn big(end: &Endpoint) {
     assert!(got.iter().enumerate().all(|(i, &x)| x == value(peer, i)));
     let total = end.counters().total();
     assert_eq!((total.bytes_sent(), total.bytes_received()), (4 * len as u64, 4 * len as u64));
+    end.barrier(&group).expect("barrier");
+}
+
+/// 0 fills the way to 1 before it tells 2, for whom 1 waits.
+fn chain(end: &Endpoint) {
+    let group = world(end);
+    let load = vec![end.rank() as f32; 4 << 20];
+    match end.rank() {
+        0 => {
+            end.send(&group, 1, &load).expect("send");
+            end.send(&group, 2, &[1.0]).expect("send");
+        }
+        1 => {
+            let (mut word, mut got) = ([0.0], vec![9.0; load.len()]);
+            end.recv(&group, 2, &mut word).expect("receive");
+            end.recv(&group, 0, &mut got).expect("receive");
+            assert!(word == [2.0] && got.iter().all(|&x| x == 0.0));
+        }
+        _ => {
+            end.recv(&group, 0, &mut [0.0]).expect("receive");
+            end.send(&group, 1, &[2.0]).expect("send");
+        }
+    }
     end.barrier(&group).expect("barrier");
 }
 
