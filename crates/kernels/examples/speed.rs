@@ -103,7 +103,7 @@ fn rows(ctx: &Ctx) {
     report("swiglu", time(|| swiglu(ctx, &x, &dy, &mut y)));
     report("swiglu_backward", time(|| swiglu_backward(ctx, &x, &dy, &x, &mut y, &mut z)));
     let targets = vec![3; rows];
-    let mut stats = vec![XentStat { max: 0.0, sum: 0.0, target: 0.0 }; rows];
+    let mut stats = vec![XentStat::default(); rows];
     report("xent_stats", time(|| xent_stats(ctx, &x, h, h, 0, &targets, &mut stats)));
     let totals: Vec<_> = stats.iter().map(|s| kernels::xent_combine(std::slice::from_ref(s))).collect();
     report("xent_grad", time(|| xent_grad(ctx, &mut y, h, h, 0, &targets, &totals)));

@@ -3,7 +3,7 @@
 use crate::ctx::{Ctx, Rows};
 use crate::simd::by_level;
 
-/// out[row] = w[id - first] + 0.0 (so that -0 becomes +0, as in a sum over slices) for the ids of the slice, else zeros.
+/// `out[row] = w[id - first] + 0.0` (so that -0 becomes +0, as in a sum over slices) for the ids of the slice, else zeros.
 ///
 /// ids: rows; w: slice rows x h; out: rows x h.
 pub fn embed(ctx: &Ctx, ids: &[u32], w: &[f32], h: usize, first: u32, out: &mut [f32]) {
@@ -19,7 +19,7 @@ pub fn embed(ctx: &Ctx, ids: &[u32], w: &[f32], h: usize, first: u32, out: &mut 
     });
 }
 
-/// dw[id - first] += dx[row], rows ascending, for the ids of the slice.
+/// `dw[id - first] += dx[row]`, rows ascending, for the ids of the slice.
 ///
 /// ids: rows; dx: rows x h; dw: slice rows x h. Threads split the rows of dw, so each of its elements is one chain.
 pub fn embed_backward(ctx: &Ctx, ids: &[u32], dx: &[f32], h: usize, first: u32, dw: &mut [f32]) {

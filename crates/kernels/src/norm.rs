@@ -65,7 +65,7 @@ by_level! {
     }
 }
 
-/// dw[j] = sum of dy x inv_rms over the rows in `rows`, range after range, ascending: each column is one chain.
+/// `dw[j]` = sum of dy x inv_rms over the rows in `rows`, range after range, ascending: each column is one chain.
 ///
 /// x, dy: rows x h; dw: h, stored.
 pub fn rms_norm_weight_grad(

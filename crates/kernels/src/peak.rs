@@ -4,7 +4,9 @@ use std::hint::black_box;
 use std::sync::Barrier;
 use std::time::{Duration, Instant};
 
-use crate::simd::{Level, Path, Simd};
+#[cfg(target_arch = "x86_64")]
+use crate::simd::Path;
+use crate::simd::{Level, Simd};
 
 const SAMPLE: Duration = Duration::from_millis(5);
 const SAMPLES: usize = 4;

@@ -33,7 +33,7 @@ pub fn uniform_u64(seed: u64, stream: u64, index: u64) -> u64 {
     number(keys(seed, stream), index)
 }
 
-/// Normal numbers of deviation `std`: out[i] is element `start + i` of the stream.
+/// Normal numbers of deviation `std`: `out[i]` is element `start + i` of the stream.
 ///
 /// Box and Muller in f64: sqrt(-2 ln u) cos(2 pi v), u and v from the two halves of [`uniform_u64`].
 pub fn fill_normal(ctx: &Ctx, seed: u64, stream: u64, start: u64, std: f32, out: &mut [f32]) {

@@ -104,6 +104,7 @@ pub(crate) enum Path {
     /// No assumption on the CPU.
     Plain,
     /// Scalar code where `mul_add` is one instruction.
+    #[cfg(target_arch = "x86_64")]
     Fma,
     Avx2,
     Avx512,
@@ -122,6 +123,11 @@ impl Level {
 
     pub(crate) fn path(self) -> Path {
         self.0
+    }
+
+    #[cfg(target_arch = "x86_64")]
+    pub(crate) fn has_avx2(self) -> bool {
+        matches!(self.0, Path::Avx2 | Path::Avx512)
     }
 }
 

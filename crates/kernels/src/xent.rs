@@ -9,7 +9,7 @@ use crate::simd::by_level;
 pub const IGNORE: u32 = u32::MAX;
 
 /// What one slice of the vocabulary knows of one token.
-#[derive(Clone, Copy, Debug, PartialEq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
 #[repr(C)]
 pub struct XentStat {
     /// Largest logit of the slice; -inf for an empty slice.
@@ -20,8 +20,20 @@ pub struct XentStat {
     pub target: f32,
 }
 
+impl XentStat {
+    /// [max, sum, target], as it travels between ranks.
+    pub fn to_array(self) -> [f32; 3] {
+        [self.max, self.sum, self.target]
+    }
+
+    /// Inverse of [`XentStat::to_array`].
+    pub fn from_array([max, sum, target]: [f32; 3]) -> Self {
+        XentStat { max, sum, target }
+    }
+}
+
 /// What the whole vocabulary knows of one token.
-#[derive(Clone, Copy, Debug, PartialEq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
 #[repr(C)]
 pub struct XentTotal {
     /// Largest logit.

@@ -105,7 +105,7 @@ fn xent() {
             for (p, x) in padded.chunks_mut(width).zip(logits[elements(rows, H)].chunks(H)) {
                 p[..H].copy_from_slice(x);
             }
-            let mut stats = vec![XentStat { max: 0.0, sum: 0.0, target: 0.0 }; rows.len()];
+            let mut stats = vec![XentStat::default(); rows.len()];
             xent_stats(ctx, &padded, width, H, 0, &targets[rows.clone()], &mut stats);
             let totals: Vec<XentTotal> = stats.iter().map(|s| xent_combine(std::slice::from_ref(s))).collect();
             xent_grad(ctx, &mut padded, width, H, 0, &targets[rows.clone()], &totals);

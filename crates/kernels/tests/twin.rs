@@ -164,7 +164,7 @@ fn xent_matches() {
         let slice = |t: usize| -> Vec<f32> {
             (0..rows).flat_map(|r| logits[(r * slices + t) * width..][..width].to_vec()).collect()
         };
-        let mut stats = vec![XentStat { max: 0.0, sum: 0.0, target: 0.0 }; slices * rows];
+        let mut stats = vec![XentStat::default(); slices * rows];
         for (t, out) in stats.chunks_mut(rows).enumerate() {
             xent_stats(&ctx(), &slice(t), width, valid[t], (t * width) as u32, &targets, out);
         }
@@ -259,5 +259,30 @@ fn streams_have_no_marked_elements() {
             hits[(uniform_u64(1, stream, index) >> 58) as usize] += 1;
         }
         assert!(hits.iter().all(|h| (h - 256).abs() < 6 * 16), "index {index}: {hits:?}");
+    }
+}
+
+/// A diverged run must show: no kernel turns NaN into a number.
+#[test]
+fn nan_is_not_lost() {
+    let ctx = ctx();
+    for at in [0, 5, 30, 66] {
+        let mut x = normal(1, 67);
+        x[at] = f32::NAN;
+        let mut stats = [XentStat::default()];
+        xent_stats(&ctx, &x, 67, 67, 0, &[3], &mut stats);
+        assert!(xent_combine(&stats).loss().is_nan());
+
+        let (mut y, w) = (vec![0.0; 67], vec![1.0; 67]);
+        rms_norm(&ctx, &x, &w, 1e-5, &mut y, &mut [0.0]);
+        assert!(y.iter().all(|y| y.is_nan()));
+        swiglu(&ctx, &x, &w, &mut y);
+        assert!(y[at].is_nan());
+        assert!(sum_squares(&ctx, &x).is_nan());
+
+        let shape = AttnShape { batch: 1, seq: 67, heads: 1, kv_heads: 1, head_dim: 1 };
+        let mut lse = vec![0.0; 67];
+        attention(&ctx, &shape, &w, &x, &w, &[0; 67], &mut y, &mut lse);
+        assert!(y[at..].iter().chain(&lse[at..]).all(|y| y.is_nan()));
     }
 }

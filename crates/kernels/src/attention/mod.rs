@@ -111,7 +111,7 @@ thread_local! {
 }
 
 by_level! {
-    /// out[r] = dot of row r of a and row r of b.
+    /// `out[r]` = dot of row r of a and row r of b.
     fn row_dots(a: Mat<'_>, b: Mat<'_>, out: &mut [f32]) {
         for (r, out) in out.iter_mut().enumerate() {
             *out = crate::lanes::dot(&a.data[r * a.rs..][..a.cols], &b.data[r * b.rs..][..b.cols]);

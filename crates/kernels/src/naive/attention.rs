@@ -18,7 +18,7 @@ fn weights(s: &AttnShape, q: &[f32], k: &[f32], doc_start: &[u32], b: usize, i: 
     (scores.iter().map(|s| (s - max).exp() / sum).collect(), max + sum.ln())
 }
 
-/// (o, lse); shapes as [`crate::attention`].
+/// (o, lse); shapes as [`crate::attention()`].
 pub fn attention(s: &AttnShape, q: &[f32], k: &[f32], v: &[f32], doc_start: &[u32]) -> (Vec<f32>, Vec<f32>) {
     let d = s.head_dim;
     let mut o = vec![0.0; q.len()];
@@ -43,7 +43,7 @@ fn kv_at(s: &AttnShape, b: usize, j: usize, h: usize) -> usize {
     ((b * s.seq + j) * s.kv_heads + h / (s.heads / s.kv_heads)) * s.head_dim
 }
 
-/// (dq, dk, dv); shapes as [`crate::attention_backward`].
+/// (dq, dk, dv); shapes as [`crate::attention_backward()`].
 pub fn attention_backward(
     s: &AttnShape,
     q: &[f32],

@@ -1,7 +1,9 @@
 //! Register tiles: the innermost loop of the product.
 
 use crate::mat::MatMut;
-use crate::simd::{Level, Path};
+use crate::simd::Level;
+#[cfg(target_arch = "x86_64")]
+use crate::simd::Path;
 
 /// Tile rows and columns of the 256-bit and scalar paths: 12 accumulators.
 pub(super) const AVX2: (usize, usize) = (6, 16);

@@ -1,7 +1,7 @@
 //! Packing: strips of a matrix, inner index first, so that the tile loop reads in order.
 
 use crate::mat::Mat;
-use crate::simd::{Level, Path, by_level};
+use crate::simd::{Level, by_level};
 
 #[derive(Clone, Copy)]
 #[repr(C, align(64))]
@@ -28,7 +28,7 @@ impl Buffer {
     }
 }
 
-/// Packs the rows of `m` (rows x k) in strips of `width` rows: out[strip][k][row]. The rows that a last strip lacks hold
+/// Packs the rows of `m` (rows x k) in strips of `width` rows: `out[strip][k][row]`. The rows that a last strip lacks hold
 /// anything: their results are thrown away.
 pub(super) fn pack(level: Level, m: Mat, width: usize, out: &mut [f32]) {
     for (r, out) in (0..m.rows).step_by(width).zip(out.chunks_exact_mut(m.cols * width)) {
@@ -95,7 +95,7 @@ fn copy_body<const W: usize>(m: Mat, out: &mut [f32]) {
 /// Transposes the first columns of a strip with vectors; answers how many.
 fn transpose<const W: usize>(level: Level, m: Mat, out: &mut [f32]) -> usize {
     #[cfg(target_arch = "x86_64")]
-    if matches!(level.path(), Path::Avx2 | Path::Avx512) && m.cols >= 8 {
+    if level.has_avx2() && m.cols >= 8 {
         m.check();
         assert!(m.cs == 1 && m.rows > 0 && out.len() >= m.cols * W);
         // A store of 8 floats passes the end of a narrow strip's row, into the next one, hence never from the last.
@@ -113,7 +113,7 @@ fn transpose<const W: usize>(level: Level, m: Mat, out: &mut [f32]) -> usize {
 mod x86 {
     use std::arch::x86_64::*;
 
-    /// out[k * W + i] = m[i * rs + k] for k < columns (a multiple of 8), i < W; rows beyond `rows` repeat the last.
+    /// `out[k * W + i] = m[i * rs + k]` for k < columns (a multiple of 8), i < W; rows beyond `rows` repeat the last.
     ///
     /// # Safety
     /// m has `rows` > 0 rows of `columns` floats; out has columns * W floats, and a further W where W < 8; the CPU has AVX2.

@@ -109,7 +109,7 @@ fn xent_all(ctx: &Ctx, at: usize) -> Vec<f32> {
     let valid = H - 9;
     let mut logits = input(1, ROWS * H, at);
     let targets: Vec<u32> = (0..ROWS as u32).map(|i| if i % 50 == 49 { IGNORE } else { 100 + i * 7 % 250 }).collect();
-    let mut stats = vec![XentStat { max: 0.0, sum: 0.0, target: 0.0 }; ROWS];
+    let mut stats = vec![XentStat::default(); ROWS];
     xent_stats(ctx, &logits[at..], H, valid, 100, &targets, &mut stats);
     // Five slices that share their numbers: the tree is not a chain.
     let totals: Vec<_> = stats
