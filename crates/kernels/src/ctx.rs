@@ -7,7 +7,7 @@ use crate::mat::MatMut;
 use crate::simd::{Level, Simd};
 
 /// Elements below which a second thread costs more than it brings.
-const GRAIN_ELEMENTS: usize = 16 * 1024;
+const GRAIN_ELEMENTS: usize = 32 * 1024;
 
 /// How to compute, never what: an instruction path and a team of threads of one rank.
 pub struct Ctx {

@@ -19,7 +19,7 @@ const NC: usize = 1024;
 /// Rows of a packed at a time; free of bits, a multiple of every tile height.
 const MC: usize = 252;
 /// Multiply-adds below which one thread does all.
-const GRAIN_FMA: usize = 64 * 64 * 64 * 2;
+const GRAIN_FMA: usize = 128 * 128 * 128;
 
 thread_local! {
     static SCRATCH: RefCell<(Buffer, Buffer)> = const { RefCell::new((Buffer::new(), Buffer::new())) };

@@ -16,20 +16,20 @@ pub struct Case {
 }
 
 /// Big enough that three threads get work, odd enough that every tail is met.
-const ROWS: usize = 301;
+const ROWS: usize = 601;
 const H: usize = 203;
 
 pub const CASES: &[Case] = &[
-    Case { name: "product", run: product_all, golden: 0x1581_cb0f_7c6c_9b18 },
-    Case { name: "rms_norm", run: norm_all, golden: 0x0021_93f3_557f_1d94 },
-    Case { name: "rope", run: rope_all, golden: 0x0a85_1e7f_4d9f_6100 },
+    Case { name: "product", run: product_all, golden: 0x53a7_d63b_0295_1777 },
+    Case { name: "rms_norm", run: norm_all, golden: 0xe62f_83b3_cea2_cd17 },
+    Case { name: "rope", run: rope_all, golden: 0xfe23_4edd_4378_cf11 },
     Case { name: "attention", run: attention_all, golden: 0x52f7_5a39_9535_a7f8 },
-    Case { name: "swiglu", run: swiglu_all, golden: 0xefa7_e8c1_101e_5da0 },
-    Case { name: "xent", run: xent_all, golden: 0xf1bf_e779_bcd9_a342 },
-    Case { name: "embed", run: embed_all, golden: 0x051b_4d08_99a9_bc62 },
-    Case { name: "adamw", run: adamw_all, golden: 0xd410_dce5_4348_2756 },
-    Case { name: "sums", run: sums_all, golden: 0xe0f7_c6a2_d3cf_1573 },
-    Case { name: "fill_normal", run: normal_all, golden: 0xaff3_f4d2_df3f_1cdc },
+    Case { name: "swiglu", run: swiglu_all, golden: 0xb57d_3689_1372_f987 },
+    Case { name: "xent", run: xent_all, golden: 0x8d18_644e_d690_ed75 },
+    Case { name: "embed", run: embed_all, golden: 0x3db0_4ea1_2d64_2c78 },
+    Case { name: "adamw", run: adamw_all, golden: 0x46be_072a_2c11_b982 },
+    Case { name: "sums", run: sums_all, golden: 0xb7f4_e405_9c2d_88f0 },
+    Case { name: "fill_normal", run: normal_all, golden: 0x0a7d_35e5_aaea_c2f7 },
 ];
 
 /// Inputs `n` long at an offset, and an output full of NaN to be overwritten.
@@ -43,7 +43,7 @@ fn output(n: usize, offset: usize) -> Vec<f32> {
 
 fn product_all(ctx: &Ctx, at: usize) -> Vec<f32> {
     let mut all = Vec::new();
-    for (m, n, k) in [(150, 70, 530), (70, 150, 64), (5, 3, 256)] {
+    for (m, n, k) in [(190, 70, 530), (70, 1030, 64), (5, 3, 256)] {
         let (x, w, dy) = (input(1, m * k, at), input(2, n * k, at), input(3, m * n, at));
         let (xm, wm, dym) = (Mat::new(&x[at..], m, k), Mat::new(&w[at..], n, k), Mat::new(&dy[at..], m, n));
         let (mut y, mut dx, mut dw) = (output(m * n, at), output(m * k, at), input(4, n * k, at));
