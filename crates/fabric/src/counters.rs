@@ -18,7 +18,7 @@ pub struct Count {
     pub inter_bytes_sent: u64,
     /// Received from the same.
     pub inter_bytes_received: u64,
-    /// Time asleep or spinning for a peer, in nanoseconds.
+    /// Time spent waiting for peers, in nanoseconds; of failed operations only up to a deadline.
     pub waited_ns: u64,
 }
 

@@ -18,9 +18,6 @@ pub(crate) trait Link: Send + Sync {
     /// Call before looking for work: what happens after it cuts [`Link::wait`] short.
     fn ticket(&self) -> u32;
 
-    /// How many times to look again before a wait sleeps.
-    fn spins(&self) -> u32;
-
     /// Sleeps until something may have changed, at most `limit`. `full` is the peer that
     /// had no room for a write.
     fn wait(&self, ticket: u32, full: Option<RankId>, limit: Duration);

@@ -39,13 +39,11 @@ type Stream = (RankId, u32, u8);
 /// How long nothing has happened.
 #[derive(Default)]
 struct Idle {
-    rounds: u32,
     since: Option<Instant>,
 }
 
 impl Idle {
     fn over(&mut self, task: &mut Task) {
-        self.rounds = 0;
         if let Some(since) = self.since.take() {
             task.count.waited_ns += since.elapsed().as_nanos() as u64;
         }
@@ -103,14 +101,9 @@ impl Mail {
         wish.min(usize::try_from(fits).unwrap_or(wish)).max(1)
     }
 
-    /// Spins a while, then sleeps a little and looks at the deadline.
+    /// Looks at the deadline, then sleeps a little.
     fn pause(&self, task: &mut Task, idle: &mut Idle, ticket: u32, why: &Reason) -> Result<(), FabricError> {
         idle.since.get_or_insert_with(Instant::now);
-        idle.rounds += 1;
-        if idle.rounds <= self.link.spins() {
-            std::hint::spin_loop();
-            return Ok(());
-        }
         let waited = task.started.elapsed();
         let deadline = Duration::from_millis(self.options.deadline_ms);
         if waited >= deadline {

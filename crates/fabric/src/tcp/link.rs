@@ -65,10 +65,6 @@ impl Link for TcpLink {
         0 // The kernel remembers what came since the last look.
     }
 
-    fn spins(&self) -> u32 {
-        0
-    }
-
     fn wait(&self, _ticket: u32, full: Option<RankId>, limit: Duration) {
         let mut fds = vec![PollFd::new(&self.bell, PollFlags::IN)];
         for (rank, peer) in self.peers.iter().enumerate() {
