@@ -262,3 +262,16 @@ fn first_good(root: &Path, step: u64) {
     assert_eq!(checkpoint.meta().step, step);
     assert!(checkpoint.verify().good());
 }
+
+/// A rank whose third file does not fit gives back the first two.
+#[test]
+fn a_failed_rank_gives_back_its_space() {
+    let state = small();
+    let root = tempfile::tempdir().unwrap();
+    let files = write_pieces_to(&sound(), root.path(), 1, &state.tensors, 2, &state.pieces()).unwrap();
+    let limit = files[..2].iter().map(|file| file.bytes).sum::<u64>() + 10;
+    let full = Faulty::new(Fault::Full(limit));
+    write_pieces_to(&full, root.path(), 2, &state.tensors, 2, &state.pieces()).unwrap_err();
+    assert!(full.0.operations.get() > 8);
+    assert!(names(&checkpoint::step_dir(root.path(), 2)).is_empty());
+}

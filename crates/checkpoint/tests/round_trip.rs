@@ -171,3 +171,38 @@ fn another_run_or_model_is_named() {
     assert!(error.contains(&gone.name) && error.contains("absent here"), "{error}");
     assert_eq!(gone.cut, Cut::Whole);
 }
+
+/// A tail that nobody wrote, a file that went before the commit, leftovers of another attempt.
+#[test]
+fn commit_looks_at_tails_files_and_leftovers() {
+    let state = State::new(1, 11);
+    let root = tempfile::tempdir().unwrap();
+    let write = |pieces: &[_]| write_pieces(root.path(), 2, &state.tensors, 1, pieces).unwrap();
+    let commit = |files| commit(root.path(), &state.tensors, &state.meta(2), files);
+
+    let mut pieces = state.pieces();
+    let last = pieces.iter_mut().rev().find(|piece| piece.data.len() > STATE_CHUNK).unwrap();
+    last.elements = 0..STATE_CHUNK;
+    last.data = &last.data[..STATE_CHUNK];
+    let CheckpointError::Missing(place) = commit(write(&pieces)).unwrap_err() else { panic!("wrong error") };
+    assert_eq!((&place.tensor, place.chunk), (&state.tensors[last_index(&state)].name, 1));
+
+    let files = write(&state.pieces());
+    let path = checkpoint::step_dir(root.path(), 2).join(&files[1].name);
+    std::fs::remove_file(&path).unwrap();
+    let error = commit(files).unwrap_err();
+    assert!(matches!(&error, CheckpointError::File { path: lost, .. } if *lost == path), "{error}");
+
+    // Pieces cut otherwise leave files of other names.
+    write(&state.cut(|len, _| {
+        (0..len.div_ceil(STATE_CHUNK)).skip(1).map(|c| c * STATE_CHUNK..len.min((c + 1) * STATE_CHUNK)).collect()
+    }));
+    let folder = commit(write(&state.pieces())).unwrap();
+    let checkpoint = Checkpoint::open(&folder).unwrap();
+    assert_eq!(folder.read_dir().unwrap().count(), checkpoint.files().len() + 1);
+    assert!(checkpoint.verify().good());
+}
+
+fn last_index(state: &State) -> usize {
+    state.tensors.iter().rposition(|tensor| tensor.slice_len(state.tp) > STATE_CHUNK).unwrap()
+}
