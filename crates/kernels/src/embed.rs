@@ -3,7 +3,9 @@
 use crate::ctx::{Ctx, Rows};
 use crate::simd::by_level;
 
-/// `out[row] = w[id - first] + 0.0` (so that -0 becomes +0, as in a sum over slices) for the ids of the slice, else zeros.
+/// `out[row] = w[id - first] + 0.0` for the ids of the slice, else zeros.
+///
+/// The sum makes -0 a +0, as a sum over slices would.
 ///
 /// ids: rows; w: slice rows x h; out: rows x h.
 pub fn embed(ctx: &Ctx, ids: &[u32], w: &[f32], h: usize, first: u32, out: &mut [f32]) {

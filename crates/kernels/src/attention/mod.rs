@@ -3,9 +3,9 @@
 //! Queries and keys go in blocks of [`BLOCK`] at absolute positions of the sequence; key blocks are visited in
 //! ascending order with an online softmax (Milakov and Gimelshein 2018; Dao et al. 2022).
 //!
-//! Why skipping a block cannot change bits. Forward: of the blocks up to its own, a row fails to see only those before
-//! its document, and these would add zeros to zeros. Backward: a block without visible keys would add zeros to sums that
-//! start at +0, and such sums are never -0. Both for finite numbers; a NaN may spread inside of its block.
+//! Why skipping a block cannot change bits. Forward: of the blocks up to its own, a row fails to see only those
+//! before its document, and these would add zeros to zeros. Backward: a block without visible keys would add zeros to
+//! sums that start at +0, and such sums are never -0. Both for finite numbers; a NaN may spread inside of its block.
 
 mod backward;
 mod forward;

@@ -28,8 +28,9 @@ impl Buffer {
     }
 }
 
-/// Packs the rows of `m` (rows x k) in strips of `width` rows: `out[strip][k][row]`. The rows that a last strip lacks hold
-/// anything: their results are thrown away.
+/// Packs the rows of `m` (rows x k) in strips of `width` rows: `out[strip][k][row]`.
+///
+/// The rows that a last strip lacks hold anything: their results are thrown away.
 pub(super) fn pack(level: Level, m: Mat, width: usize, out: &mut [f32]) {
     for (r, out) in (0..m.rows).step_by(width).zip(out.chunks_exact_mut(m.cols * width)) {
         let part = m.rows_range(r..m.rows.min(r + width));
