@@ -115,6 +115,20 @@ fn only_plain_file_names_are_taken() {
     }
 }
 
+#[test]
+fn pieces_have_all_hashes_and_lie_inside_their_file() {
+    let good = manifest();
+    let parse = |manifest: &Manifest| Manifest::parse(manifest.seal().as_bytes()).map(|_| ());
+    let mut bad = good.clone();
+    bad.files[0].pieces[1].hashes.pop();
+    assert!(parse(&bad).unwrap_err().contains("1 hashes"));
+    for offset in [0, good.files[1].bytes - LEN as u64 * 4 + 1, u64::MAX] {
+        let mut bad = good.clone();
+        bad.files[1].pieces[2].offset = offset;
+        assert!(parse(&bad).unwrap_err().contains("lie inside"), "{offset}");
+    }
+}
+
 fn any_value() -> impl Strategy<Value = Value> {
     prop_oneof![
         Just(Value::Null),

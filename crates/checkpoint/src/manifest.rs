@@ -167,7 +167,7 @@ pub(crate) fn cover(tensors: &[TensorEntry], files: &[FileEntry]) -> Result<Inde
             }
             let end = piece.offset.checked_add(piece.elements.len() as u64 * 4);
             if piece.offset < 8 || end.is_none_or(|end| end > file.bytes) {
-                return fault(format!("it ends after the {} bytes of {}", file.bytes, file.name));
+                return fault(format!("it does not lie inside the {} bytes of {}", file.bytes, file.name));
             }
             let spot = Spot { elements: piece.elements.clone(), file: f, piece: p };
             index.entry((number, piece.kind, piece.slice)).or_default().push(spot);
