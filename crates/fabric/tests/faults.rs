@@ -74,6 +74,22 @@ fn abort_wakes_a_blocked_receiver_at_once() {
     });
 }
 
+#[test]
+fn abort_wakes_a_blocked_sender_too() {
+    both(|transport| {
+        let (a, _b) = two(transport, &options());
+        std::thread::scope(|scope| {
+            let blocked = scope.spawn(|| (a.send(&pair(), 1, &vec![0.0; 16 << 20]), Instant::now()));
+            std::thread::sleep(Duration::from_millis(60));
+            let called = Instant::now();
+            a.abort("enough");
+            let (result, woken) = blocked.join().expect("no panic");
+            assert_eq!(result, Err(FabricError::Aborted { reason: "enough".into() }));
+            assert!(woken - called < Duration::from_millis(100), "{:?}", woken - called);
+        });
+    });
+}
+
 /// Sends one message with `fault`, then another; the receiver's error.
 fn damaged(transport: &str, fault: Fault, len: usize) -> FabricError {
     let (a, b) = two(transport, &options());
@@ -165,6 +181,11 @@ fn wrong_length_and_wrong_operation_are_named() {
         let error = b.broadcast(&pair(), 0, &mut Vec::new()).expect_err("a send is no broadcast");
         let FabricError::Mismatch { what: "operation", expected, got, .. } = &error else { panic!("{error}") };
         assert_eq!((expected.as_str(), got.as_str()), ("broadcast", "point-to-point"));
+
+        let (a, b) = two(transport, &options());
+        a.send(&pair(), 1, &[]).expect("send");
+        let error = b.barrier(&pair()).expect_err("a send is no barrier, even of the same length");
+        assert!(matches!(error, FabricError::Mismatch { what: "operation", .. }), "{error}");
     });
 }
 
