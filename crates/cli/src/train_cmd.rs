@@ -35,6 +35,9 @@ pub struct Args {
     /// Instruction path of the kernels: scalar, avx2, avx512; the bits are the same [default: the widest there is]
     #[arg(long)]
     simd: Option<String>,
+    /// A deliberate fault, for proofs.
+    #[arg(long, hide = true)]
+    mutant: Option<String>,
 }
 
 pub fn run(args: &Args) -> Result<u8, TrainError> {
@@ -43,6 +46,7 @@ pub fn run(args: &Args) -> Result<u8, TrainError> {
         Some(word) => word.parse()?,
         None => Simd::detect(),
     };
+    let mutant = args.mutant.as_deref().map(str::parse).transpose()?;
     let stop = Arc::new(AtomicBool::new(false));
     for signal in [signal_hook::consts::SIGTERM, signal_hook::consts::SIGINT] {
         // The second one ends the process at once; the ranks end with it.
@@ -74,7 +78,7 @@ pub fn run(args: &Args) -> Result<u8, TrainError> {
         stop,
         program: own_binary()?,
     };
-    let summary = launch::train(&request, &mut |event| show.event(event))?;
+    let summary = launch::train_mutant(&request, mutant, &mut |event| show.event(event))?;
     show.summary(&summary);
     Ok(match summary.ended {
         Ended::Finished => 0,

@@ -15,6 +15,7 @@ use spec::{Run, Unit};
 use crate::buffers::{Memory, Tokens};
 use crate::comm::Comm;
 use crate::error::TrainError;
+use crate::mutant::{self, Mutant};
 use crate::place::Place;
 use crate::segments::{self, Env, need};
 use crate::state::ChunkState;
@@ -50,6 +51,8 @@ pub struct Executor<'a> {
     pub tensors: Vec<Tensor>,
     /// What ran.
     pub counts: Counts,
+    /// A deliberate fault.
+    pub mutant: Option<Mutant>,
     rope: RopeTable,
     memory: Memory,
     stop: Arc<AtomicBool>,
@@ -88,6 +91,7 @@ impl<'a> Executor<'a> {
             comm,
             chunks,
             counts: Counts::default(),
+            mutant: None,
             memory: Memory::default(),
             stop,
             ballot: Vec::new(),
@@ -146,10 +150,15 @@ impl<'a> Executor<'a> {
                 let state = self.chunks.get_mut(&instr.chunk).ok_or_else(|| unhosted(instr))?;
                 state.close_cell(cell, |left, right| kernels::add_assign(ctx, left, right));
             }
-            Op::Vote => self.decision = Some(vote::decide(&self.tally(mode)?, &self.run.train)),
+            Op::Vote => {
+                let mut tally = self.tally(mode)?;
+                tally.loss = mutant::step_loss(self.mutant, tally.loss, &self.memory.losses);
+                self.decision = Some(vote::decide(&tally, &self.run.train));
+            }
             Op::Apply => {
                 let decision = self.decision.ok_or_else(|| TrainError::Internal("apply before the vote".into()))?;
                 let state = self.chunks.get_mut(&instr.chunk).ok_or_else(|| unhosted(instr))?;
+                mutant::shard(self.mutant, state);
                 if decision.finite {
                     optim::apply(self.ctx, &self.run.train, self.step, &decision, state);
                 }
@@ -173,8 +182,14 @@ impl<'a> Executor<'a> {
 
     fn compute(&mut self, mode: Mode, instr: &Instr, pass: Pass, segment: Segment) -> Result<(), TrainError> {
         let unit = unit_of(instr)?;
-        let env =
-            Env { ctx: self.ctx, model: &self.run.model, place: &self.place, rope: &self.rope, mode };
+        let env = Env {
+            ctx: self.ctx,
+            model: &self.run.model,
+            place: &self.place,
+            rope: &self.rope,
+            mode,
+            mutant: self.mutant,
+        };
         let state = self.chunks.get_mut(&instr.chunk).ok_or_else(|| unhosted(instr))?;
         segments::run(&env, state, &mut self.memory, unit, pass, segment)?;
         if let (Pass::Forward, Segment::Residual(layer)) = (pass, segment) {
@@ -245,7 +260,7 @@ impl<'a> Executor<'a> {
         }
         let stats = &mut self.memory.regs.stats;
         let mine: Vec<f32> = stats.iter().flat_map(|s| [s.max, s.sum, s.target]).collect();
-        let part = |i: usize| vec![i * mine.len()..(i + 1) * mine.len()];
+        let part = |i: usize| std::iter::once(i * mine.len()..(i + 1) * mine.len()).collect();
         let parts: Vec<_> = (0..group.len()).map(part).collect();
         let mut all = vec![0.0; mine.len() * group.len()];
         self.comm.endpoint.all_gather(group, &parts, &mine, &mut all)?;
@@ -264,15 +279,13 @@ impl<'a> Executor<'a> {
         }
         let nodes = sum.into_nodes();
         let group = &self.comm.tp;
-        let total = if group.len() == 1 {
+        let total = if group.len() == 1 || self.mutant == Some(Mutant::NormOwnSlice) {
             nodes.into_iter().next().map(|(_, data)| data).unwrap_or_default()
         } else {
             let members = group.len();
-            let plan = ReducePlan {
-                leaves: self.place.grid_tp,
-                cells: (0..members).map(|t| self.run.layout.tensor_cells(t, self.place.grid_tp)).collect(),
-                parts: (0..members).map(|i| vec![len * i / members..len * (i + 1) / members]).collect(),
-            };
+            let cells = (0..members).map(|t| self.run.layout.tensor_cells(t, self.place.grid_tp)).collect();
+            let parts = (0..members).map(|i| len * i / members..len * (i + 1) / members).collect();
+            let plan = ReducePlan::new(self.place.grid_tp, cells, parts);
             let mine: Vec<_> = nodes.iter().map(|(node, data)| (node.clone(), data.as_slice())).collect();
             let mut total = vec![0.0; len];
             self.comm.endpoint.all_reduce(group, &plan, &mine, &mut total)?;
@@ -295,8 +308,9 @@ impl<'a> Executor<'a> {
             state.total = nodes.pop().map(|(_, data)| data).ok_or_else(|| unhosted(instr))?;
         } else {
             let cells = self.run.layout.cells.clone();
-            let plan = ReducePlan { leaves: self.run.grid.dp, cells, parts: state.parts.clone() };
-            let mine: Vec<_> = nodes.iter().map(|(node, data)| (node.clone(), data.as_slice())).collect();
+            let mut plan = ReducePlan { leaves: self.run.grid.dp, cells, parts: state.parts.clone() };
+            let mut mine: Vec<_> = nodes.iter().map(|(node, data)| (node.clone(), data.as_slice())).collect();
+            mutant::leaves(self.mutant, &mut plan, &mut mine, self.place.at.dp);
             let mut total = self.memory.pool.take(state.grads.len());
             match exchange {
                 Exchange::AllReduce => self.comm.endpoint.all_reduce(group, &plan, &mine, &mut total)?,
@@ -370,7 +384,9 @@ impl<'a> Executor<'a> {
                 let mut other = self.memory.pool.take(embed.len());
                 self.comm.recv(value, if instr.chunk == 0 { last } else { 0 }, from, &mut other)?;
                 // input + output: addition of two commutes, so both ranks have the same bits.
-                kernels::add_assign(self.ctx, &mut state.total[embed], &other);
+                if self.mutant != Some(Mutant::TiedOneSided) || instr.chunk == 0 {
+                    kernels::add_assign(self.ctx, &mut state.total[embed], &other);
+                }
                 self.memory.pool.give(other);
             }
             _ => return Err(TrainError::Internal(format!("{value:?} does not travel point to point"))),

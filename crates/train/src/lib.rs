@@ -5,6 +5,7 @@ mod error;
 pub mod exec;
 pub mod init;
 pub mod launch;
+pub mod mutant;
 pub mod optim;
 pub mod persist;
 pub mod place;

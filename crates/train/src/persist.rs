@@ -9,6 +9,7 @@ use spec::tensors::Cut;
 
 use crate::error::TrainError;
 use crate::exec::Executor;
+use crate::mutant::Mutant;
 use crate::state::ChunkState;
 
 /// The three kinds of state with the flat vector and the range of the chunk's elements that it holds.
@@ -165,7 +166,9 @@ pub fn load(executor: &mut Executor, from: &Checkpoint) -> Result<(), TrainError
         for (tensor, slice, elements, at) in mine {
             let at = at.start - owned.start..at.end - owned.start;
             from.read(tensor, Kind::Moment1, slice, elements.clone(), &mut state.moment1[at.clone()])?;
-            from.read(tensor, Kind::Moment2, slice, elements, &mut state.moment2[at])?;
+            if executor.mutant != Some(Mutant::MomentsForgotten) {
+                from.read(tensor, Kind::Moment2, slice, elements, &mut state.moment2[at])?;
+            }
         }
     }
     Ok(())

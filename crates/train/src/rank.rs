@@ -16,6 +16,7 @@ use spec::{Run, Unit};
 use crate::buffers::Tokens;
 use crate::error::TrainError;
 use crate::exec::{Executor, Outcome};
+use crate::mutant::{self, Mutant};
 use crate::optim::learning_rate;
 use crate::persist;
 
@@ -42,6 +43,8 @@ pub struct Job {
     pub peak_gflops: f64,
     /// Asks for a stop after the step under way.
     pub stop: Arc<AtomicBool>,
+    /// A deliberate fault, that a proof must catch.
+    pub mutant: Option<Mutant>,
 }
 
 /// How a rank ended.
@@ -63,6 +66,7 @@ pub fn run(job: &Job, endpoint: Endpoint, sink: &dyn Fn(Event)) -> Result<Ended,
     let ctx = Ctx::new(job.simd, job.run.layout.threads);
     let began = Instant::now();
     let mut executor = Executor::new(&job.run, &ctx, endpoint, job.stop.clone());
+    executor.mutant = job.mutant;
     let mut done = 0;
     if let Some(path) = &job.resume {
         let from = Checkpoint::open(path)?;
@@ -151,8 +155,9 @@ impl RankRun<'_> {
         let began = Instant::now();
         let first = (step - 1) * run.grid.batch() as u64;
         let load = |unit: Unit| {
-            let sequences = run.grid.sequences(unit);
-            tokens(sequences.map(|i| self.job.data.sequence(Split::Train, first + i as u64)))
+            let sequences = run.grid.sequences(mutant::unit(self.job.mutant, &run.grid, unit));
+            let loaded = tokens(sequences.map(|i| self.job.data.sequence(Split::Train, first + i as u64)));
+            mutant::tokens(self.job.mutant, run.train.seq, loaded)
         };
         let outcome = self.executor.run(&self.train, Mode::Train, step, &load)?;
         let Outcome::Step(decision) = outcome else {
@@ -267,6 +272,9 @@ impl RankRun<'_> {
         for ((group, operation), count) in &self.executor.comm.endpoint.counters().rows {
             if count.bytes_sent() + count.bytes_received() > 0 {
                 traffic.push((format!("{group} {operation}"), count.calls, count.bytes_sent()));
+            }
+            if count.inter_bytes_sent > 0 {
+                traffic.push((format!("{group} {operation} between hosts"), count.calls, count.inter_bytes_sent));
             }
         }
         let mut time = self.time.clone();

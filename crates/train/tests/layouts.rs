@@ -44,6 +44,7 @@ fn train(sets: &[&str]) -> (String, f64) {
                 digest_every: 0,
                 peak_gflops: 1.0,
                 stop: Arc::new(AtomicBool::new(false)),
+                mutant: None,
             };
             let seen = &seen;
             scope.spawn(move || {

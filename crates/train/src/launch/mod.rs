@@ -24,6 +24,7 @@ pub use folder::RunFolder;
 pub use processes::rank_main;
 
 use crate::error::TrainError;
+use crate::mutant::Mutant;
 use crate::rank::Ended;
 
 /// How often the parent looks whether it was asked to stop.
@@ -75,6 +76,18 @@ pub struct Summary {
 /// # Errors
 /// Bad input before anything was written; afterwards what ended the run.
 pub fn train(request: &Request, observe: &mut dyn FnMut(&Event)) -> Result<Summary, TrainError> {
+    train_mutant(request, None, observe)
+}
+
+/// [`train`] with a deliberate fault, that a proof must catch.
+///
+/// # Errors
+/// As [`train`].
+pub fn train_mutant(
+    request: &Request,
+    mutant: Option<Mutant>,
+    observe: &mut dyn FnMut(&Event),
+) -> Result<Summary, TrainError> {
     let began = Instant::now();
     let run = &request.run;
     let data = Arc::new(Dataset::open(&run.data, run.train.seq, None)?);
@@ -86,6 +99,9 @@ pub fn train(request: &Request, observe: &mut dyn FnMut(&Event)) -> Result<Summa
         log.write(event);
         observe(event);
     };
+    if let Some(mutant) = mutant {
+        observe(&Event::Notice { text: format!("DELIBERATELY WRONG: {}", mutant.what()) });
+    }
     for text in data.describe() {
         observe(&Event::Notice { text });
     }
@@ -104,6 +120,7 @@ pub fn train(request: &Request, observe: &mut dyn FnMut(&Event)) -> Result<Summa
         resume: resume.map(|checkpoint| checkpoint.path().to_owned()),
         digest_every: request.digest_every,
         peak_gflops: kernels::measure_peak(request.simd, busy),
+        mutant,
     };
     let mut ranks: Box<dyn Ranks> = match run.layout.transport {
         _ if run.layout.world() == 1 => Box::new(threads::start(run, &job, data, request.stop.clone())?),

@@ -10,6 +10,7 @@ use serde::{Deserialize, Serialize};
 use spec::Run;
 
 use crate::error::TrainError;
+use crate::mutant::Mutant;
 use crate::rank::Job;
 
 /// The hidden command under which the binary is a rank.
@@ -34,6 +35,8 @@ pub struct JobSpec {
     pub digest_every: u64,
     /// Measured peak of the run's cores, GFLOP/s.
     pub peak_gflops: f64,
+    /// A deliberate fault, that a proof must catch.
+    pub mutant: Option<Mutant>,
 }
 
 impl JobSpec {
@@ -56,6 +59,7 @@ impl JobSpec {
             digest_every: self.digest_every,
             peak_gflops: self.peak_gflops,
             stop,
+            mutant: self.mutant,
         })
     }
 }

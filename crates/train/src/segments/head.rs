@@ -9,8 +9,9 @@ use spec::tensors::Role;
 use spec::tree::Counter;
 
 use super::{Env, need, weight_grad};
-use crate::buffers::{LossSum, Memory};
+use crate::buffers::Memory;
 use crate::error::TrainError;
+use crate::mutant::{Mutant, rotated};
 use crate::state::ChunkState;
 
 fn rows_of(env: &Env, block: usize) -> Range<usize> {
@@ -55,16 +56,18 @@ pub fn loss(
     if stats.len() != cells * rows.len() {
         return Err(TrainError::Internal(format!("{} softmax statistics for {cells} cells", stats.len())));
     }
+    let rotate = env.mutant == Some(Mutant::SoftmaxRotated);
     let mut of_row = vec![kernels::XentStat { max: 0.0, sum: 0.0, target: 0.0 }; cells];
     let totals: Vec<XentTotal> = (0..rows.len())
         .map(|row| {
-            (0..cells).for_each(|cell| of_row[cell] = stats[cell * rows.len() + row]);
+            (0..cells).for_each(|cell| of_row[rotated(rotate, cell, cells)] = stats[cell * rows.len() + row]);
             kernels::xent_combine(&of_row)
         })
         .collect();
     let targets = &memory.tokens[&unit].targets[rows.clone()];
-    let sum = memory.losses.entry(unit).or_insert(LossSum::default());
-    for (total, target) in totals.iter().zip(targets).filter(|(_, t)| **t != data::IGNORE) {
+    let sum = memory.losses.entry(unit).or_default();
+    let all = env.mutant == Some(Mutant::PaddingCounted);
+    for (total, target) in totals.iter().zip(targets).filter(|(_, t)| all || **t != data::IGNORE) {
         sum.nats += f64::from(total.loss());
         sum.tokens += 1;
         sum.bytes += u64::from(*target < 256);
@@ -102,7 +105,8 @@ fn gradient(
     let (hidden, width) = (place.hidden, place.vocab_cell);
     let mut sum = Counter::new(place.grid_tp);
     let mut logits = std::mem::take(&mut memory.regs.logits);
-    let use_at = chunk.grad_range(0, Role::LmHead);
+    let one_sum = env.mutant == Some(Mutant::TiedOneAccumulator);
+    let use_at = chunk.grad_range(0, if one_sum { chunk.head_role() } else { Role::LmHead });
     for (i, cell) in place.cells.clone().enumerate() {
         let (first, valid) = place.vocab_part(i);
         let targets = &memory.tokens[&unit].targets[rows.clone()];

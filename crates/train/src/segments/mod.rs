@@ -20,6 +20,7 @@ use spec::{Model, Unit};
 
 use crate::buffers::{Memory, Partials};
 use crate::error::TrainError;
+use crate::mutant::{Mutant, rotated};
 use crate::place::Place;
 use crate::state::ChunkState;
 
@@ -35,6 +36,8 @@ pub struct Env<'a> {
     pub rope: &'a RopeTable,
     /// Whether gradients are wanted.
     pub mode: Mode,
+    /// A deliberate fault.
+    pub mutant: Option<Mutant>,
 }
 
 /// Runs one segment of `unit` on `chunk`.
@@ -100,6 +103,7 @@ fn partials(
     let mut sum = Counter::new(env.place.grid_tp);
     for (i, cell) in env.place.cells.clone().enumerate() {
         let mut buffer = memory.pool.take(len);
+        let i = rotated(env.mutant == Some(Mutant::PartialsRotated), i, env.place.num_cells());
         leaf(memory, i, &mut buffer);
         for spent in sum.push(cell..cell + 1, buffer, |left, right| kernels::add_assign(env.ctx, left, right)) {
             memory.pool.give(spent);
@@ -132,8 +136,11 @@ impl GradRows {
     }
 }
 
-/// Where the norm tensors of a chunk stand in a vector of all of them: (layer, role) -> range.
-pub fn norm_layout(chunk: &ChunkState) -> (Vec<((usize, Role), std::ops::Range<usize>)>, usize) {
+/// Where each (layer, role) stands in a vector of all norms of a chunk.
+pub type NormPlaces = Vec<((usize, Role), std::ops::Range<usize>)>;
+
+/// The places of the norm tensors of a chunk, and the length of the vector of all of them.
+pub fn norm_layout(chunk: &ChunkState) -> (NormPlaces, usize) {
     let mut at = 0;
     let mut all = Vec::new();
     for held in chunk.held.iter().filter(|h| h.tensor.cut == spec::tensors::Cut::Whole) {

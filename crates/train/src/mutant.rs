@@ -1,0 +1,140 @@
+//! Deliberate faults that the proof must catch; never set outside of `cargo xtask prove` and tests.
+//!
+//! Each is one deviation at one place, of the kind that a mistake or a careless layout would bring. Deviations that
+//! change no bit are no mutants, because addition of two commutes:
+//!
+//! - the shares of a tied embedding swapped across stages in the other order (output + input);
+//! - the first two microbatches of a cell swapped, or two tensor cells swapped;
+//! - all leaves of a tree of 2^k reversed: every node only swaps its two children.
+//!
+//! So the mutants below rotate or regroup instead.
+
+use std::collections::HashMap;
+use std::fmt;
+use std::ops::Range;
+use std::str::FromStr;
+
+use fabric::ReducePlan;
+use serde::{Deserialize, Serialize};
+use spec::{Grid, Unit};
+
+use crate::buffers::{LossSum, Tokens};
+use crate::error::TrainError;
+use crate::state::ChunkState;
+
+macro_rules! mutants {
+    ($($variant:ident $name:literal $what:literal;)+) => {
+        /// A deliberate fault.
+        #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+        pub enum Mutant {
+            $(#[doc = $what] $variant),+
+        }
+
+        impl Mutant {
+            /// All of them.
+            pub const ALL: &'static [Self] = &[$(Self::$variant),+];
+
+            /// What is wrong, in a few words.
+            pub fn what(self) -> &'static str {
+                match self { $(Self::$variant => $what),+ }
+            }
+        }
+
+        impl fmt::Display for Mutant {
+            fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                f.write_str(match self { $(Self::$variant => $name),+ })
+            }
+        }
+    };
+}
+
+mutants! {
+    RanksAsLeaves "ranks-as-leaves" "gradients over dp: a tree over ranks instead of the tree over data cells";
+    MicrobatchesReversed "microbatches-reversed" "microbatches of a data cell accumulated last to first";
+    NormOwnSlice "norm-own-slice" "norm gradients not reduced over the tensor ranks";
+    PartialsRotated "partials-rotated" "partial outputs of the hosted tensor cells added one place further round";
+    SoftmaxRotated "softmax-rotated" "sums over vocabulary slices added one place further round";
+    TiedOneAccumulator "tied-one-accumulator" "both uses of a tied embedding added into one accumulator";
+    TiedOneSided "tied-one-sided" "the last stage does not add the input use of a tied embedding";
+    PaddingCounted "padding-counted" "tokens without a target counted";
+    OwnTokens "own-tokens" "gradients divided by the tokens of this rank alone";
+    MasksIgnored "masks-ignored" "documents of one sequence see each other";
+    PositionsGoOn "positions-go-on" "positions do not restart with a document";
+    LastChunkLost "last-chunk-lost" "the owner of a ZeRO-1 shard updates its last state chunk without its gradient";
+    MomentsForgotten "moments-forgotten" "second moments not read from the checkpoint";
+}
+
+impl FromStr for Mutant {
+    type Err = TrainError;
+
+    fn from_str(name: &str) -> Result<Self, TrainError> {
+        Self::ALL.iter().copied().find(|m| m.to_string() == name).ok_or_else(|| {
+            let names: Vec<_> = Self::ALL.iter().map(ToString::to_string).collect();
+            TrainError::BadInput(format!("--mutant {name}: there are {}", names.join(", ")))
+        })
+    }
+}
+
+/// One place further round for [`Mutant::PartialsRotated`] and [`Mutant::SoftmaxRotated`].
+pub(crate) fn rotated(on: bool, i: usize, count: usize) -> usize {
+    (i + usize::from(on)) % count
+}
+
+/// [`Mutant::MicrobatchesReversed`].
+pub(crate) fn unit(mutant: Option<Mutant>, grid: &Grid, unit: Unit) -> Unit {
+    match mutant {
+        Some(Mutant::MicrobatchesReversed) => Unit { mb: grid.microbatches - 1 - unit.mb, ..unit },
+        _ => unit,
+    }
+}
+
+/// [`Mutant::MasksIgnored`] and [`Mutant::PositionsGoOn`].
+pub(crate) fn tokens(mutant: Option<Mutant>, seq: usize, mut tokens: Tokens) -> Tokens {
+    match mutant {
+        Some(Mutant::MasksIgnored) => tokens.doc_start.fill(0),
+        Some(Mutant::PositionsGoOn) => {
+            tokens.positions.iter_mut().enumerate().for_each(|(i, position)| *position = (i % seq) as u32);
+        }
+        _ => {}
+    }
+    tokens
+}
+
+/// [`Mutant::RanksAsLeaves`], for member `me` with one finished subtree.
+pub(crate) fn leaves(mutant: Option<Mutant>, plan: &mut ReducePlan, mine: &mut [(Range<usize>, &[f32])], me: usize) {
+    if mutant == Some(Mutant::RanksAsLeaves) {
+        plan.leaves = plan.cells.len();
+        plan.cells = (0..plan.leaves).map(|rank| rank..rank + 1).collect();
+        mine[0].0 = me..me + 1;
+    }
+}
+
+/// [`Mutant::OwnTokens`].
+pub(crate) fn step_loss(mutant: Option<Mutant>, all: LossSum, own: &HashMap<Unit, LossSum>) -> LossSum {
+    match mutant {
+        Some(Mutant::OwnTokens) => LossSum { tokens: own.values().map(|sum| sum.tokens).sum(), ..all },
+        _ => all,
+    }
+}
+
+/// [`Mutant::LastChunkLost`].
+pub(crate) fn shard(mutant: Option<Mutant>, state: &mut ChunkState) {
+    if mutant == Some(Mutant::LastChunkLost) {
+        let first = state.owned.end.saturating_sub(spec::tensors::STATE_CHUNK).max(state.owned.start);
+        state.total[first..state.owned.end].fill(0.0);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_read_back_and_a_wrong_one_lists_them() {
+        for mutant in Mutant::ALL {
+            assert_eq!(mutant.to_string().parse::<Mutant>().unwrap(), *mutant);
+        }
+        let error = "off-by-one".parse::<Mutant>().unwrap_err().to_string();
+        assert!(error.contains("off-by-one") && error.contains("softmax-rotated"), "{error}");
+    }
+}
