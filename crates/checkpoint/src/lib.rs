@@ -20,6 +20,7 @@ mod folder;
 mod fuzz;
 mod hash;
 mod header;
+pub mod hf;
 mod manifest;
 mod read;
 mod storage;

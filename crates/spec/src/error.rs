@@ -51,6 +51,16 @@ pub enum SpecError {
         /// How to set it.
         hint: String,
     },
+    /// A Hugging Face `config.json` that cannot be used.
+    #[error("{path}: {what}\n  remedy: {remedy}")]
+    Hf {
+        /// The file.
+        path: String,
+        /// The key, its value and what is wrong with it.
+        what: String,
+        /// What to do.
+        remedy: String,
+    },
     /// Values that do not go together.
     #[error("{what}\n  factors: {factors}\n  remedy: {remedy}")]
     Law {

@@ -4,8 +4,10 @@
 //! free, sums are ordered. This crate knows the shapes and the orders; it computes nothing
 //! and reads nothing but the run file.
 
+mod batch;
 mod error;
 pub mod grid;
+pub mod hf;
 pub mod keys;
 pub mod layout;
 pub mod model;

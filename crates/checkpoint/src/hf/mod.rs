@@ -1,0 +1,41 @@
+//! Hugging Face folders: weights in and out, without a second copy of the model in memory.
+//!
+//! - [`HfFolder::open`] maps `model.safetensors` or the shards of an index and checks names,
+//!   shapes and types of every tensor; [`HfFolder::read`] gives any part of any slice in
+//!   float32.
+//! - [`export`] writes such a folder from any source of rows, [`export_checkpoint`] from a
+//!   checkpoint of this crate.
+//!
+//! What `config.json` says is parsed by [`spec::hf`].
+
+mod convert;
+mod error;
+mod export;
+mod folder;
+mod index;
+mod native;
+mod read;
+mod shard;
+
+pub use convert::{Dtype, bf16_bits};
+pub use error::{Fault, HfError};
+pub use export::{ExportOptions, Exported, ReadRows, SHARD_BYTES_MAX, export};
+pub use folder::HfFolder;
+pub use native::export_checkpoint;
+
+use spec::tensors::{Role, Tensor};
+
+/// Config of the model in a folder.
+pub const CONFIG: &str = "config.json";
+/// Weights in one file.
+pub const SINGLE: &str = "model.safetensors";
+/// Which shard holds which tensor.
+pub const INDEX: &str = "model.safetensors.index.json";
+
+/// The shape of a tensor in the files: without padding rows, vectors with one dimension.
+pub(crate) fn file_shape(tensor: &Tensor) -> Vec<usize> {
+    match tensor.role {
+        Role::AttnNorm | Role::QNorm | Role::KNorm | Role::MlpNorm | Role::FinalNorm => vec![tensor.cols],
+        _ => vec![tensor.real_rows, tensor.cols],
+    }
+}
