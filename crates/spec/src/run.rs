@@ -136,25 +136,10 @@ impl Run {
         let batch = values.need("train.batch")?;
         let (microbatch, tp) = (values.need("grid.microbatch")?, values.need("grid.tp")?);
         let grid = Grid::new(&model, batch, train.seq, microbatch, values.int("grid.dp"), tp)?;
-        let request = LayoutRequest {
-            dp: values.need("layout.dp")?,
-            tp: values.need("layout.tp")?,
-            pp: values.need("layout.pp")?,
-            vpp: values.int("layout.vpp"),
-            schedule: word::<Schedule>(&values, "layout.schedule")?,
-            zero: values.need("layout.zero")?,
-            threads: values.int("layout.threads"),
-            transport: word::<Transport>(&values, "layout.transport")?,
-            cells: values.ints("layout.cells"),
-            stages: values.ints("layout.stages"),
-            ranks_per_host: values.int("cluster.ranks_per_host"),
-        };
+        let request = layout_request(&values)?;
         let layout = Layout::resolve(&request, &grid, &model, cores)?;
         let data = data(&values, &model)?;
-        let checkpoint = CheckpointConfig {
-            every: values.need("checkpoint.every")? as u64,
-            keep: values.need("checkpoint.keep")?.max(1),
-        };
+        let checkpoint = checkpoint(&values)?;
         Ok(Self { model, data, train, grid, layout, checkpoint, values })
     }
 
@@ -168,6 +153,29 @@ impl Run {
     pub fn tokens_per_step(&self) -> usize {
         self.grid.batch() * self.train.seq
     }
+}
+
+pub(crate) fn layout_request(values: &Values) -> Result<LayoutRequest, SpecError> {
+    Ok(LayoutRequest {
+        dp: values.need("layout.dp")?,
+        tp: values.need("layout.tp")?,
+        pp: values.need("layout.pp")?,
+        vpp: values.int("layout.vpp"),
+        schedule: word::<Schedule>(values, "layout.schedule")?,
+        zero: values.need("layout.zero")?,
+        threads: values.int("layout.threads"),
+        transport: word::<Transport>(values, "layout.transport")?,
+        cells: values.ints("layout.cells"),
+        stages: values.ints("layout.stages"),
+        ranks_per_host: values.int("cluster.ranks_per_host"),
+    })
+}
+
+pub(crate) fn checkpoint(values: &Values) -> Result<CheckpointConfig, SpecError> {
+    Ok(CheckpointConfig {
+        every: values.need("checkpoint.every")? as u64,
+        keep: values.need("checkpoint.keep")?.max(1),
+    })
 }
 
 fn word<T: FromStr<Err = String> + fmt::Display>(values: &Values, path: &str) -> Result<T, SpecError> {
@@ -199,7 +207,7 @@ fn model(values: &Values) -> Result<Model, SpecError> {
     })
 }
 
-fn train(values: &Values) -> Result<TrainConfig, SpecError> {
+pub(crate) fn train(values: &Values) -> Result<TrainConfig, SpecError> {
     let float = |path| values.float(path).expect("has a default");
     let train = TrainConfig {
         steps: values.need("train.steps")? as u64,
@@ -248,7 +256,7 @@ fn train(values: &Values) -> Result<TrainConfig, SpecError> {
     ))
 }
 
-fn data(values: &Values, model: &Model) -> Result<DataConfig, SpecError> {
+pub(crate) fn data(values: &Values, model: &Model) -> Result<DataConfig, SpecError> {
     let data = DataConfig {
         source: word(values, "data.source")?,
         paths: values.texts("data.paths"),
