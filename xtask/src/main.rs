@@ -1,1 +1,40 @@
-fn main() {}
+//! `cargo xtask`: the checks of the workspace that are more than a test.
+
+mod floors;
+mod prove;
+
+use std::path::Path;
+use std::process::ExitCode;
+
+use clap::{Parser, Subcommand};
+
+#[derive(Parser)]
+#[command(about)]
+struct Cli {
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(Subcommand)]
+enum Command {
+    /// Check that crates use only crates on lower floors.
+    Check,
+    /// Train the same runs under many layouts and compare the digests.
+    Prove(prove::Args),
+}
+
+fn main() -> ExitCode {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR")).parent().expect("xtask lies in the workspace");
+    let result = match Cli::parse().command {
+        Command::Check => floors::check(root),
+        Command::Prove(args) => prove::run(root, &args),
+    };
+    match result {
+        Ok(true) => ExitCode::SUCCESS,
+        Ok(false) => ExitCode::FAILURE,
+        Err(e) => {
+            eprintln!("error: {e}");
+            ExitCode::FAILURE
+        }
+    }
+}

@@ -1,0 +1,260 @@
+//! Whether a run did what its layout claims: counters against the program.
+//!
+//! Compared, rank by rank and exactly: instructions, units taken backward, and the bytes sent on the axes tp, pp and dp,
+//! over all training steps and validation rounds. Not compared: the axis `world`, because besides the ballots of the
+//! program it carries the hashes of the digest and of checkpoints; and bytes where ranks lie on several hosts, because
+//! there some ranks pass on what others send (the program knows one level).
+
+use std::fmt::Write as _;
+
+use data::{Dataset, Split};
+use events::RankReport;
+use program::check::{RankReport as Priced, check};
+use program::{Mode, Op, Value};
+use spec::{Run, Transport};
+
+use super::launch::Finished;
+
+/// The axes by the names of their groups, in the order of [`program::check::AXES`].
+pub const AXES: [&str; 4] = ["tp", "pp", "dp", "world"];
+/// Axes whose bytes are compared.
+const COMPARED: usize = 3;
+/// What the rows that count bytes between hosts end with.
+const BETWEEN_HOSTS: &str = "between hosts";
+
+/// Sums over all ranks.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Counts {
+    /// Instructions run.
+    pub instructions: u64,
+    /// Units taken backward, once for each chunk and rank.
+    pub units: u64,
+    /// Exchanges and sends, by axis.
+    pub calls: [u64; 4],
+    /// Bytes sent, by axis.
+    pub bytes: [u64; 4],
+    /// Bytes sent from host to host, all axes.
+    pub between_hosts: u64,
+    /// Bytes that the program predicts, by axis (without `world`).
+    pub predicted: [u64; 4],
+}
+
+impl Counts {
+    /// Both.
+    pub fn and(mut self, other: &Self) -> Self {
+        self.instructions += other.instructions;
+        self.units += other.units;
+        self.between_hosts += other.between_hosts;
+        for i in 0..AXES.len() {
+            self.calls[i] += other.calls[i];
+            self.bytes[i] += other.bytes[i];
+            self.predicted[i] += other.predicted[i];
+        }
+        self
+    }
+
+    /// Counted over predicted bytes, on the axes that are compared.
+    pub fn ratio(&self) -> f64 {
+        let sum = |of: &[u64; 4]| of[..COMPARED].iter().sum::<u64>() as f64;
+        sum(&self.bytes) / sum(&self.predicted)
+    }
+
+    /// `tp 120x 1.5MB, dp ...`: the axes with any traffic.
+    pub fn traffic(&self) -> String {
+        let mut out = String::new();
+        for (i, axis) in AXES.iter().enumerate().filter(|(i, _)| self.calls[*i] > 0) {
+            let _ = write!(out, "{axis} {}x {} ", self.calls[i], size(self.bytes[i]));
+        }
+        if self.between_hosts > 0 {
+            let _ = write!(out, "hosts {} ", size(self.between_hosts));
+        }
+        out.trim_end().to_string()
+    }
+}
+
+/// 1536000 as 1.5MB.
+fn size(bytes: u64) -> String {
+    match bytes {
+        0..1_000 => format!("{bytes}B"),
+        1_000..1_000_000 => format!("{:.1}kB", bytes as f64 / 1e3),
+        _ => format!("{:.1}MB", bytes as f64 / 1e6),
+    }
+}
+
+/// What one rank sent.
+#[derive(Debug, Default)]
+struct Sent {
+    calls: [u64; 4],
+    bytes: [u64; 4],
+    between_hosts: u64,
+    /// On dp, by collectives that only gather: the parameters of ZeRO-1.
+    gathered: u64,
+}
+
+fn sent(report: &RankReport) -> Sent {
+    let mut sent = Sent::default();
+    for (name, calls, bytes) in &report.traffic {
+        let (group, operation) = name.split_once(' ').unwrap_or((name, ""));
+        if operation.ends_with(BETWEEN_HOSTS) {
+            sent.between_hosts += bytes;
+        } else if let Some(axis) = AXES.iter().position(|axis| *axis == group) {
+            // A receive is the other end of a send.
+            sent.calls[axis] += if operation == "recv" { 0 } else { *calls };
+            sent.bytes[axis] += bytes;
+            if group == "dp" && operation == "all_gather" {
+                sent.gathered += bytes;
+            }
+        }
+    }
+    sent
+}
+
+/// Validation rounds after steps `after + 1` to `step`.
+fn rounds(run: &Run, after: u64, step: u64) -> Result<u64, String> {
+    let data = Dataset::open(&run.data, run.train.seq, None).map_err(|e| e.to_string())?;
+    let wanted = (run.train.eval_sequences as u64).min(data.sequences(Split::Validation));
+    let every = run.train.eval_every;
+    let due = |s: &u64| (every > 0 && s.is_multiple_of(every)) || *s == run.train.steps;
+    Ok((after + 1..=step).filter(due).count() as u64 * wanted.div_ceil(run.grid.batch() as u64))
+}
+
+/// The program's price of one pass, by rank.
+fn price(run: &Run, mode: Mode) -> Result<Vec<Priced>, String> {
+    let programs = program::lower_all(run, mode);
+    let report = check(&programs, &run.model, &run.grid, &run.layout, run.train.seq, mode);
+    report.map(|r| r.ranks).map_err(|violations| format!("the program is refused: {}", violations[0]))
+}
+
+/// The counters of `finished`, which ran steps `after + 1` and on, and everything that is wrong with them.
+pub fn audit(run: &Run, finished: &Finished, after: u64) -> Result<(Counts, Vec<String>), String> {
+    let mut wrong = Vec::new();
+    let layout = &run.layout;
+    let (ranks, world) = (&finished.ranks, layout.world());
+    if ranks.len() != world {
+        wrong.push(format!("{} ranks reported, the layout has {world}", ranks.len()));
+        return Ok((Counts::default(), wrong));
+    }
+    let processes = if layout.transport == Transport::Threads { 1 } else { world };
+    if finished.processes != processes {
+        wrong.push(format!("{} processes, {} has {processes}", finished.processes, layout.transport));
+    }
+    if finished.layout != layout.to_string() {
+        wrong.push(format!("ran as `{}`, asked for `{layout}`", finished.layout));
+    }
+    let (train, eval) = (price(run, Mode::Train)?, price(run, Mode::Eval)?);
+    let (steps, rounds) = (finished.step - after, rounds(run, after, finished.step)?);
+    let mut counts = Counts::default();
+    for (rank, report) in ranks.iter().enumerate() {
+        let sent = sent(report);
+        let expect = |train: u64, eval: u64| steps * train + rounds * eval;
+        let mut differ = |what: &str, counted: u64, predicted: u64| {
+            if counted != predicted {
+                let ratio = counted as f64 / predicted as f64;
+                wrong.push(format!("rank {rank} {what}: counted {counted}, program {predicted} ({ratio:.4}x)"));
+            }
+        };
+        let length = expect(train[rank].instructions as u64, eval[rank].instructions as u64);
+        differ("instructions", report.instructions, length);
+        differ("units", report.units, steps * units(run, rank));
+        for (axis, name) in AXES.into_iter().enumerate().take(COMPARED) {
+            let bytes = expect(train[rank].bytes[axis], eval[rank].bytes[axis]);
+            if layout.ranks_per_host.is_none() {
+                differ(&format!("bytes on {name}"), sent.bytes[axis], bytes);
+            }
+            counts.predicted[axis] += bytes;
+        }
+        counts = counts.and(&Counts {
+            instructions: report.instructions,
+            units: report.units,
+            calls: sent.calls,
+            bytes: sent.bytes,
+            between_hosts: sent.between_hosts,
+            predicted: [0; 4],
+        });
+        wrong.extend(unclaimed(run, rank, &sent));
+    }
+    if layout.ranks_per_host.is_some_and(|n| n < world) && counts.between_hosts == 0 {
+        wrong.push("several hosts, but no byte between them".into());
+    }
+    Ok((counts, wrong))
+}
+
+/// Units that `rank` takes backward in a step, once for each chunk.
+fn units(run: &Run, rank: usize) -> u64 {
+    let ends = |op: &Op| matches!(op, Op::Collective { value: Value::NormGrads, .. });
+    program::lower(run, rank, Mode::Train).instrs.iter().filter(|i| ends(&i.op)).count() as u64
+}
+
+/// Axes that the layout has and on which `rank` sent nothing. With ZeRO-1 some rank may own nothing of a small model,
+/// so what it gathers is asked of the whole group.
+fn unclaimed(run: &Run, rank: usize, sent: &Sent) -> Vec<String> {
+    let layout = &run.layout;
+    let claims = [("tp", layout.tp), ("pp", layout.pp), ("dp", layout.dp), ("world", layout.world())];
+    let idle = |(axis, ranks): &(&str, usize)| {
+        let i = AXES.iter().position(|a| a == axis).expect("an axis");
+        *ranks > 1 && (sent.bytes[i] == 0 || sent.calls[i] == 0)
+    };
+    let mut wrong: Vec<_> =
+        claims.into_iter().filter(idle).map(|(axis, n)| format!("rank {rank} sent nothing on {axis} = {n}")).collect();
+    if layout.zero == 1 && layout.dp == 1 {
+        wrong.push("zero = 1 with one rank on dp shards nothing".into());
+    }
+    if layout.zero == 1 && rank == 0 && sent.gathered == 0 {
+        wrong.push("zero = 1, but no parameters were gathered from rank 0".into());
+    }
+    wrong
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::prove::grids;
+
+    /// A run that sent exactly what its program says.
+    fn exact(run: &Run) -> Finished {
+        let (train, eval) = (price(run, Mode::Train).unwrap(), price(run, Mode::Eval).unwrap());
+        let rounds = rounds(run, 0, run.train.steps).unwrap();
+        let ranks = (0..run.layout.world()).map(|rank| {
+            let sum = |train: u64, eval: u64| run.train.steps * train + rounds * eval;
+            let row = |(i, name): (usize, &str)| (name.to_string(), 1, sum(train[rank].bytes[i], eval[rank].bytes[i]));
+            let names = ["tp all_gather", "pp send", "dp all_gather", "world all_gather_bytes"];
+            RankReport {
+                rank,
+                instructions: sum(train[rank].instructions as u64, eval[rank].instructions as u64),
+                units: run.train.steps * units(run, rank),
+                traffic: names.into_iter().enumerate().map(row).collect(),
+                ..RankReport::default()
+            }
+        });
+        Finished {
+            digest: String::new(),
+            step: run.train.steps,
+            ranks: ranks.collect(),
+            processes: run.layout.world(),
+            layout: run.layout.to_string(),
+        }
+    }
+
+    #[test]
+    fn exact_counters_pass_and_any_difference_is_named() {
+        let run = grids::parse(0, &grids::sets("dp=2 tp=2 pp=2 zero=1")).unwrap();
+        let good = exact(&run);
+        let (counts, wrong) = audit(&run, &good, 0).unwrap();
+        assert_eq!(wrong, [""; 0]);
+        assert_eq!(counts.bytes[..3], counts.predicted[..3]);
+        assert!(counts.traffic().starts_with("tp 8x "), "{}", counts.traffic());
+
+        let broken = |change: fn(&mut Finished)| {
+            let mut bad = good.clone();
+            change(&mut bad);
+            audit(&run, &bad, 0).unwrap().1.join("\n")
+        };
+        assert!(broken(|f| f.ranks[3].traffic[0].2 += 4).contains("rank 3 bytes on tp"));
+        assert!(broken(|f| f.ranks[1].traffic[1].2 = 0).contains("rank 1 sent nothing on pp = 2"));
+        assert!(broken(|f| f.ranks[0].instructions -= 1).contains("rank 0 instructions"));
+        assert!(broken(|f| f.ranks[2].units += 1).contains("rank 2 units"));
+        assert!(broken(|f| f.processes = 1).contains("1 processes, shm has 8"));
+        assert!(broken(|f| f.ranks[0].traffic[2].0 = "dp all_reduce".into()).contains("no parameters were gathered"));
+        assert!(broken(|f| drop(f.ranks.pop())).contains("7 ranks reported"));
+    }
+}

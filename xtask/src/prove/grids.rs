@@ -1,0 +1,299 @@
+//! What is proved: a few grids, and for each the layouts that must give its digest.
+
+/// A run without its layout.
+pub struct Grid {
+    /// What rows call it.
+    pub name: &'static str,
+    /// What is special about it.
+    pub about: &'static str,
+    /// The run file.
+    pub toml: &'static str,
+}
+
+/// The grids, in the order of the table. Between them a microbatch has more rows than a token block, a tensor more
+/// elements than a state chunk, and a validation fewer sequences than its rounds have room for.
+pub const GRIDS: &[Grid] = &[
+    Grid {
+        name: "G1",
+        about: "dp4 tp2, untied, QK-norm, document masks, two token blocks per microbatch",
+        toml: r#"
+[model]
+preset = "nano"
+qk_norm = true
+[data]
+source = "synthetic"
+[train]
+steps = 6
+batch = 8
+seq = 160
+lr = 1e-2
+warmup = 2
+eval_every = 4
+eval_sequences = 5
+[grid]
+dp = 4
+tp = 2
+microbatch = 2
+"#,
+    },
+    Grid {
+        name: "G2",
+        about: "dp4 tp1, tied, 2 microbatches per cell, 6 layers",
+        toml: r#"
+[model]
+preset = "nano"
+layers = 6
+vocab = 1000
+tied = true
+[data]
+source = "synthetic"
+[train]
+steps = 6
+batch = 8
+seq = 64
+lr = 1e-2
+eval_sequences = 9
+[grid]
+dp = 4
+"#,
+    },
+    Grid {
+        name: "G3",
+        about: "dp1 tp4, tied, QK-norm, 4 microbatches per cell",
+        toml: r#"
+[model]
+preset = "nano"
+heads = 8
+kv_heads = 4
+head_dim = 8
+qk_norm = true
+tied = true
+[data]
+source = "synthetic"
+[train]
+steps = 6
+batch = 4
+seq = 64
+lr = 1e-2
+schedule = "linear"
+eval_every = 3
+eval_sequences = 4
+[grid]
+dp = 1
+tp = 4
+"#,
+    },
+    Grid {
+        name: "G4",
+        about: "dp8 tp2, untied, no masks, 3 microbatches per cell",
+        toml: r#"
+[model]
+preset = "nano"
+[data]
+source = "synthetic"
+masks = false
+[train]
+steps = 6
+batch = 24
+seq = 32
+lr = 1e-2
+eval_sequences = 7
+[grid]
+dp = 8
+tp = 2
+"#,
+    },
+];
+
+/// How a run gets to its end.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Course {
+    /// In one go.
+    Straight,
+    /// Asked to stop by a signal in the middle; goes on under these keys instead.
+    Stopped(Vec<String>),
+    /// Loses all but the checkpoint in the middle; goes on from there under these keys instead.
+    Restored(Vec<String>),
+}
+
+/// A row of the table.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Row {
+    /// Index into [`GRIDS`].
+    pub grid: usize,
+    /// Keys of the layout, as `--set` takes them.
+    pub sets: Vec<String>,
+    /// The instruction path; `None`: the widest.
+    pub simd: Option<&'static str>,
+    /// How it ends.
+    pub course: Course,
+}
+
+impl Row {
+    /// Its name in the table.
+    pub fn label(&self) -> String {
+        let mut label = short(&self.sets);
+        if let Some(simd) = self.simd {
+            label = format!("{label} {simd}");
+        }
+        match &self.course {
+            Course::Straight => label,
+            Course::Stopped(then) => format!("{label}, SIGTERM, then {}", short(then)),
+            Course::Restored(then) => format!("{label}, half, then {}", short(then)),
+        }
+    }
+}
+
+/// The keys without their sections.
+pub fn short(sets: &[String]) -> String {
+    let words = sets.iter().map(|set| set.rsplit_once('.').map_or(set.as_str(), |(_, word)| word).replace(' ', ""));
+    words.collect::<Vec<_>>().join(" ")
+}
+
+/// `dp=2 cells=[3,1]` as keys; bare keys are those of the layout.
+pub fn sets(text: &str) -> Vec<String> {
+    let key = |word: &str| match word.starts_with("ranks_per_host") {
+        true => format!("cluster.{word}"),
+        false => format!("layout.{word}"),
+    };
+    text.split_whitespace().map(key).collect()
+}
+
+const STRAIGHT: &[&[&str]] = &[
+    &[
+        "dp=2",
+        "dp=3",
+        "dp=4",
+        "dp=2 cells=[3,1]",
+        "dp=3 cells=[1,1,2] transport=threads",
+        "tp=2",
+        "tp=2 transport=threads",
+        "pp=2",
+        "pp=4",
+        "pp=2 stages=[1,3] schedule=gpipe",
+        "pp=3 schedule=gpipe",
+        "pp=2 schedule=interleaved",
+        "dp=2 zero=1",
+        "dp=2 tp=2 transport=tcp",
+        "dp=2 tp=2 pp=2",
+        "dp=4 ranks_per_host=2",
+        "dp=2 tp=2 pp=2 zero=1 ranks_per_host=4",
+        "dp=3 tp=2 cells=[1,2,1] zero=1 ranks_per_host=3",
+        "threads=2",
+        "dp=2 threads=2",
+    ],
+    &[
+        "dp=2 zero=1",
+        "dp=3 zero=1",
+        "dp=4 zero=1 transport=tcp",
+        "dp=3 cells=[1,2,1] zero=1 transport=threads",
+        "pp=2 transport=tcp",
+        "pp=3 stages=[1,2,3]",
+        "pp=4 stages=[2,1,1,2] schedule=gpipe",
+        "dp=2 pp=2 zero=1",
+        "dp=2 pp=2 cells=[1,3] stages=[4,2] zero=1",
+        "dp=2 pp=2 zero=1 transport=threads ranks_per_host=2",
+        "pp=3 schedule=interleaved",
+        "dp=4 pp=2 schedule=interleaved vpp=3",
+        "dp=4 pp=2 schedule=interleaved stages=[1,2,2,1] zero=1",
+    ],
+    &[
+        "tp=2",
+        "tp=4",
+        "tp=4 transport=tcp",
+        "tp=4 transport=threads",
+        "tp=4 ranks_per_host=2",
+        "tp=2 threads=2",
+        "pp=4",
+        "tp=2 pp=2 stages=[3,1]",
+        "tp=4 pp=2 schedule=gpipe",
+        "tp=2 pp=2 schedule=interleaved",
+    ],
+    &[
+        "dp=5",
+        "dp=8",
+        "dp=5 cells=[1,2,1,3,1] zero=1",
+        "dp=6 ranks_per_host=3",
+        "dp=3 tp=2 cells=[5,2,1]",
+        "dp=4 tp=2 zero=1 ranks_per_host=2",
+        "pp=4 schedule=gpipe",
+        "dp=2 pp=3 stages=[2,1,1]",
+        "dp=2 pp=2 schedule=interleaved",
+        "dp=2 tp=2 pp=2 schedule=interleaved zero=1 transport=tcp",
+    ],
+];
+
+/// (grid, before, in the middle stopped by a signal?, after)
+const RESUMED: &[(usize, &str, bool, &str)] = &[
+    (0, "dp=2 tp=2", true, "pp=2 schedule=interleaved"),
+    (0, "pp=4", false, "dp=3 zero=1 transport=threads"),
+    (1, "pp=2", true, "dp=3 zero=1"),
+    (1, "dp=4 zero=1", false, "dp=2 pp=3 cells=[3,1] zero=1"),
+    (2, "tp=4", false, "tp=2 pp=2 transport=tcp"),
+    (3, "dp=5", true, "threads=1"),
+    (3, "threads=1", false, "dp=8 zero=1"),
+];
+
+/// The rows that are always run; `simd`: the instruction paths of this CPU.
+pub fn rows(simd: &[&'static str]) -> Vec<Row> {
+    let mut rows = Vec::new();
+    for (grid, layouts) in STRAIGHT.iter().enumerate() {
+        let straight = |text: &&str| Row { grid, sets: sets(text), simd: None, course: Course::Straight };
+        rows.extend(layouts.iter().map(straight));
+        if grid == 0 {
+            let paths = simd.iter().flat_map(|path| [("threads=1", *path), ("tp=2", *path)]);
+            rows.extend(paths.map(|(text, path)| Row { simd: Some(path), ..straight(&text) }));
+        }
+    }
+    rows.extend(RESUMED.iter().map(|&(grid, before, by_signal, after)| {
+        let course = if by_signal { Course::Stopped(sets(after)) } else { Course::Restored(sets(after)) };
+        Row { grid, sets: sets(before), simd: None, course }
+    }));
+    rows.sort_by_key(|row| row.grid);
+    rows
+}
+
+/// The run of `grid` under `sets`.
+pub fn parse(grid: usize, sets: &[String]) -> Result<spec::Run, String> {
+    let Grid { name, toml, .. } = &GRIDS[grid];
+    spec::Run::parse(toml, name, sets, 1).map_err(|e| e.to_string())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn at_least_forty_layouts_all_sound_and_none_twice() {
+        let rows = rows(&["scalar", "avx2"]);
+        assert!(rows.len() >= 40);
+        for (i, row) in rows.iter().enumerate() {
+            assert!(!rows[..i].contains(row), "{} {} twice", GRIDS[row.grid].name, row.label());
+            let then = match &row.course {
+                Course::Straight => None,
+                Course::Stopped(then) | Course::Restored(then) => Some(then),
+            };
+            for sets in std::iter::once(&row.sets).chain(then) {
+                let run = parse(row.grid, sets).unwrap_or_else(|e| panic!("{}: {e}", row.label()));
+                train::launch::prove(&run).unwrap_or_else(|e| panic!("{}: {e}", row.label()));
+            }
+        }
+    }
+
+    #[test]
+    fn every_axis_is_there() {
+        let all: String = rows(&[]).iter().map(|row| row.label() + "\n").collect();
+        let wanted =
+            ["dp=2", "dp=3", "dp=4", "dp=5", "cells=", "tp=2", "tp=4", "pp=2", "pp=3", "pp=4", "stages=", "zero=1"];
+        let more =
+            ["gpipe", "interleaved", "vpp=3", "threads=2", "=tcp", "=threads", "ranks_per_host", "SIGTERM", "half"];
+        for word in wanted.into_iter().chain(more) {
+            assert!(all.contains(word), "{word}");
+        }
+    }
+
+    #[test]
+    fn labels_are_short() {
+        assert_eq!(short(&sets("dp=2 cells=[3,1] ranks_per_host=1")), "dp=2 cells=[3,1] ranks_per_host=1");
+    }
+}

@@ -1,0 +1,183 @@
+//! Runs the binary and reads what it leaves.
+
+use std::fs;
+use std::io::{BufRead, BufReader, Read};
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+
+use events::{Event, RankReport};
+use serde_json::Value;
+
+/// Exit code of a run that was stopped on request, after a checkpoint.
+const STOPPED: i32 = 3;
+/// How often a run is tried that must be stopped before it ends by itself.
+const STOP_TRIES: u32 = 5;
+
+/// The built binary, a run file and a place for run folders.
+pub struct Launcher {
+    /// The binary.
+    pub binary: PathBuf,
+    /// Where everything of this proof lies.
+    pub folder: PathBuf,
+}
+
+/// One start of the binary.
+#[derive(Debug, Clone, Copy, Default)]
+pub struct Start<'a> {
+    /// Keys.
+    pub sets: &'a [String],
+    /// Further arguments.
+    pub args: &'a [&'a str],
+    /// Send SIGTERM after the first step.
+    pub stop: bool,
+}
+
+/// What a run left.
+#[derive(Debug, Clone)]
+pub struct Finished {
+    /// The digest.
+    pub digest: String,
+    /// The last step.
+    pub step: u64,
+    /// What ranks counted.
+    pub ranks: Vec<RankReport>,
+    /// Distinct processes of ranks.
+    pub processes: usize,
+    /// The layout as the run understood it.
+    pub layout: String,
+}
+
+/// Why there is nothing to compare.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Failed {
+    /// The exit code; `None`: a signal.
+    pub code: Option<i32>,
+    /// The last words.
+    pub reason: String,
+}
+
+/// Builds the release binary; its path.
+pub fn build(root: &Path) -> Result<PathBuf, String> {
+    let cargo = std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
+    let args =
+        ["build", "--release", "--locked", "--package", "lockstep", "--message-format", "json-render-diagnostics"];
+    let output = Command::new(cargo)
+        .args(args)
+        .current_dir(root)
+        .stderr(Stdio::inherit())
+        .output()
+        .map_err(|e| format!("cannot start cargo: {e}"))?;
+    if !output.status.success() {
+        return Err(format!("the build of the binary ended with {}", output.status));
+    }
+    let text = String::from_utf8_lossy(&output.stdout);
+    let built = text.lines().filter_map(|line| serde_json::from_str::<Value>(line).ok());
+    let executable = built.filter_map(|message| message["executable"].as_str().map(PathBuf::from)).next_back();
+    executable.ok_or_else(|| "cargo built no binary".into())
+}
+
+impl Launcher {
+    /// Writes the run file of a grid.
+    pub fn write(&self, name: &str, toml: &str) -> Result<(), String> {
+        let path = self.run_file(name);
+        fs::write(&path, toml).map_err(|e| format!("cannot write {}: {e}", path.display()))
+    }
+
+    fn run_file(&self, name: &str) -> PathBuf {
+        self.folder.join(format!("{name}.toml"))
+    }
+
+    /// The folder of run number `number`.
+    pub fn run_dir(&self, number: usize) -> PathBuf {
+        self.folder.join(format!("run-{number}"))
+    }
+
+    /// Runs grid `name` in `run_dir` to its end, or (with `stop`) until it stops on request.
+    pub fn run(&self, name: &str, run_dir: &Path, start: Start) -> Result<Finished, Failed> {
+        for _ in 0..STOP_TRIES {
+            let (code, seen, errors) =
+                self.once(name, run_dir, start).map_err(|reason| Failed { code: None, reason })?;
+            match code {
+                Some(0) if start.stop => {
+                    // It was faster than the signal.
+                    fs::remove_dir_all(run_dir).map_err(|e| Failed { code, reason: e.to_string() })?;
+                }
+                Some(0) | Some(STOPPED) if (code == Some(STOPPED)) == start.stop => {
+                    return finished(run_dir, &seen).map_err(|reason| Failed { code, reason });
+                }
+                _ => {
+                    let reason =
+                        errors.lines().rev().find(|line| line.starts_with("error: ")).or(errors.lines().last());
+                    return Err(Failed { code, reason: reason.unwrap_or("it said nothing").to_string() });
+                }
+            }
+        }
+        Err(Failed { code: Some(0), reason: format!("ended {STOP_TRIES} times before it could be stopped") })
+    }
+
+    fn once(&self, name: &str, run_dir: &Path, start: Start) -> Result<(Option<i32>, Vec<Event>, String), String> {
+        let mut command = Command::new(&self.binary);
+        command.arg("train").arg(self.run_file(name)).arg("--run-dir").arg(run_dir).arg("--json");
+        for set in start.sets {
+            command.arg("--set").arg(set);
+        }
+        command.args(start.args).current_dir(&self.folder);
+        let child = command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn();
+        let mut child = child.map_err(|e| format!("cannot start {}: {e}", self.binary.display()))?;
+        let (output, mut errors) = (child.stdout.take().expect("piped"), child.stderr.take().expect("piped"));
+        let errors = std::thread::spawn(move || {
+            let mut text = String::new();
+            let _ = errors.read_to_string(&mut text);
+            text
+        });
+        let mut seen = Vec::new();
+        let mut stop = start.stop;
+        for line in BufReader::new(output).lines().map_while(Result::ok) {
+            // The split of the time is no event.
+            let Ok(event) = Event::from_line(&line) else { continue };
+            if stop && matches!(event, Event::Step(_)) {
+                stop = false;
+                let asked = Command::new("kill").arg("-TERM").arg(child.id().to_string()).status();
+                asked.map_err(|e| format!("cannot send SIGTERM: {e}"))?;
+            }
+            seen.push(event);
+        }
+        let status = child.wait().map_err(|e| format!("cannot wait: {e}"))?;
+        Ok((status.code(), seen, errors.join().unwrap_or_default()))
+    }
+}
+
+fn finished(run_dir: &Path, seen: &[Event]) -> Result<Finished, String> {
+    let mut processes: Vec<u32> = seen
+        .iter()
+        .filter_map(|event| match event {
+            Event::RankStarted { pid, .. } => Some(*pid),
+            _ => None,
+        })
+        .collect();
+    processes.sort_unstable();
+    processes.dedup();
+    let digest = seen.iter().rev().find_map(|event| match event {
+        Event::Digest { step, digest, .. } => Some((*step, digest.clone())),
+        _ => None,
+    });
+    let (step, digest) = digest.ok_or("it printed no digest")?;
+    let path = run_dir.join("summary.json");
+    let text = fs::read_to_string(&path).map_err(|e| format!("cannot read {}: {e}", path.display()))?;
+    let mut summary: Value = serde_json::from_str(&text).map_err(|e| format!("summary.json: {e}"))?;
+    let layout = summary["layout"].as_str().unwrap_or_default().to_string();
+    let ranks = serde_json::from_value(summary["ranks"].take()).map_err(|e| format!("summary.json: ranks: {e}"))?;
+    Ok(Finished { digest, step, ranks, processes: processes.len(), layout })
+}
+
+/// Takes away all checkpoints of a run but the first.
+pub fn keep_first_checkpoint(run_dir: &Path) -> Result<(), String> {
+    let folder = run_dir.join("checkpoints");
+    let entries = fs::read_dir(&folder).map_err(|e| format!("cannot read {}: {e}", folder.display()))?;
+    let mut all: Vec<PathBuf> = entries.filter_map(Result::ok).map(|e| e.path()).filter(|p| p.is_dir()).collect();
+    all.sort();
+    if all.len() < 2 {
+        return Err(format!("{} checkpoints where two are due", all.len()));
+    }
+    all[1..].iter().try_for_each(|path| fs::remove_dir_all(path).map_err(|e| e.to_string()))
+}

@@ -1,0 +1,184 @@
+//! Faults that must be caught: in the numbers by the digest, in the program by the checker.
+
+use program::check::check;
+use program::instr::{Axis, Exchange};
+use program::{Instr, Mode, Op, Pass, Program, Segment, Value};
+use spec::Unit;
+use train::mutant::Mutant;
+
+use super::grids::{Course, Row, parse, sets};
+
+/// What a mutant must come to.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Expect {
+    /// The run ends with another digest.
+    OtherDigest,
+    /// The run fails: two holders of one state disagree.
+    Disagreement,
+}
+
+/// The run on which a mutant is active, and what it must come to.
+pub fn case(mutant: Mutant) -> (Row, Expect) {
+    use Expect::{Disagreement, OtherDigest};
+    let (grid, layout, expect) = match mutant {
+        // Three ranks with 2, 1 and 1 cells: ((0 + 1) + 2) + 3 for (0 + 1) + (2 + 3).
+        Mutant::RanksAsLeaves => (0, "dp=3", OtherDigest),
+        Mutant::MicrobatchesReversed => (3, "dp=2", OtherDigest),
+        Mutant::NormOwnSlice => (0, "tp=2", Disagreement),
+        // All four tensor cells on one rank.
+        Mutant::PartialsRotated => (2, "pp=2", OtherDigest),
+        Mutant::SoftmaxRotated => (2, "tp=2", OtherDigest),
+        Mutant::TiedOneAccumulator => (1, "dp=2", OtherDigest),
+        Mutant::TiedOneSided => (1, "pp=2", Disagreement),
+        Mutant::PaddingCounted => (0, "dp=2", OtherDigest),
+        // Replicas of plain data parallelism would disagree; with shards nobody can tell but the digest.
+        Mutant::OwnTokens => (0, "dp=2 zero=1", OtherDigest),
+        Mutant::MasksIgnored => (0, "dp=2", OtherDigest),
+        Mutant::PositionsGoOn => (0, "dp=2", OtherDigest),
+        Mutant::LastChunkLost => (1, "dp=2 zero=1", OtherDigest),
+        Mutant::MomentsForgotten => (0, "dp=2", OtherDigest),
+    };
+    let course = match mutant {
+        Mutant::MomentsForgotten => Course::Restored(sets("dp=2")),
+        _ => Course::Straight,
+    };
+    (Row { grid, sets: sets(layout), simd: None, course }, expect)
+}
+
+/// A fault in the lists of all ranks.
+pub struct Wrong {
+    /// What is wrong.
+    pub what: &'static str,
+    change: fn(&mut [Program]),
+}
+
+/// Grid and layout of the lists that are mutated: dp2 tp2 pp2 with ZeRO-1, so that every exchange is there.
+const LISTS: (usize, &str) = (3, "dp=2 tp=2 pp=2 zero=1");
+
+/// The faults in programs.
+pub const WRONG: &[Wrong] = &[
+    Wrong { what: "two backwards of one cell swapped on all ranks", change: swap_backwards },
+    Wrong {
+        what: "norm gradients of one microbatch not exchanged over t",
+        change: |lists| drop_all(lists, |i| of(i, Value::NormGrads) && i.unit == Some(Unit { cell: 1, mb: 0 })),
+    },
+    Wrong {
+        what: "one send of an activation lost",
+        change: |lists| drop_first(&mut lists[0], |i| matches!(i.op, Op::Send { value: Value::Activation, .. })),
+    },
+    Wrong {
+        what: "a microbatch not taken backward through one layer",
+        change: |lists| drop_first(&mut lists[1], |i| i.op == Op::Compute(Pass::Backward, Segment::Mlp(0))),
+    },
+    Wrong {
+        what: "parameters applied before the vote",
+        change: |lists| {
+            let list = &mut lists[0].instrs;
+            if let Some(vote) = list.iter().position(|i| i.op == Op::Vote) {
+                list.swap(vote, vote + 1);
+            }
+        },
+    },
+    Wrong {
+        what: "updated parameters of ZeRO-1 not gathered",
+        change: |lists| drop_all(lists, |i| of(i, Value::Params)),
+    },
+    Wrong {
+        what: "gradients of a ZeRO-1 run reduced on tp instead of dp",
+        change: |lists| {
+            for instr in lists.iter_mut().flat_map(|list| &mut list.instrs) {
+                if let Op::Collective { value: Value::Grads, axis, .. } = &mut instr.op {
+                    *axis = Axis::Tp;
+                }
+            }
+        },
+    },
+    Wrong {
+        what: "partial outputs gathered instead of summed",
+        change: |lists| {
+            for instr in lists.iter_mut().flat_map(|list| &mut list.instrs) {
+                if let Op::Collective { value: Value::Partial, exchange, .. } = &mut instr.op {
+                    *exchange = Exchange::AllGather;
+                }
+            }
+        },
+    },
+];
+
+fn of(instr: &Instr, value: Value) -> bool {
+    matches!(instr.op, Op::Collective { value: v, .. } if v == value)
+}
+
+fn drop_all(lists: &mut [Program], test: impl Fn(&Instr) -> bool) {
+    lists.iter_mut().for_each(|list| list.instrs.retain(|i| !test(i)));
+}
+
+fn drop_first(list: &mut Program, test: impl Fn(&Instr) -> bool) {
+    if let Some(at) = list.instrs.iter().position(test) {
+        list.instrs.remove(at);
+    }
+}
+
+/// The names of microbatches 0 and 1 of cell 0 exchanged in all that belongs to their backward: nobody waits, but
+/// gradients add up in another order.
+fn swap_backwards(lists: &mut [Program]) {
+    for list in lists {
+        let mut backward = false;
+        for instr in &mut list.instrs {
+            backward = match instr.op {
+                Op::Load | Op::Compute(Pass::Forward, Segment::Embed) | Op::Recv { value: Value::Activation, .. } => {
+                    false
+                }
+                Op::Compute(Pass::Forward, Segment::HeadNorm) | Op::Recv { value: Value::ActivationGrad, .. } => true,
+                _ => backward,
+            };
+            if let Some(unit) = &mut instr.unit
+                && backward
+                && unit.cell == 0
+                && unit.mb < 2
+            {
+                unit.mb = 1 - unit.mb;
+            }
+        }
+    }
+}
+
+/// What the checker says to the mutant's lists; `None`: nothing, or the lists are as they were.
+pub fn refusal(wrong: &Wrong) -> Result<Option<String>, String> {
+    let run = parse(LISTS.0, &sets(LISTS.1))?;
+    let sound = program::lower_all(&run, Mode::Train);
+    let judge = |lists: &[Program]| check(lists, &run.model, &run.grid, &run.layout, run.train.seq, Mode::Train);
+    if let Err(violations) = judge(&sound) {
+        return Err(format!("the lists are refused before the mutation: {}", violations[0]));
+    }
+    let mut lists = sound.clone();
+    (wrong.change)(&mut lists);
+    Ok(judge(&lists).err().filter(|_| lists != sound).map(|violations| violations[0].to_string()))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_mutant_of_a_program_is_refused() {
+        for wrong in WRONG {
+            assert!(refusal(wrong).unwrap().is_some(), "{}", wrong.what);
+        }
+        assert_eq!(refusal(&Wrong { what: "nothing", change: |_| {} }).unwrap(), None);
+    }
+
+    #[test]
+    fn swapped_backwards_break_only_the_order_of_sums() {
+        let text = refusal(&WRONG[0]).unwrap().unwrap();
+        assert!(text.contains("mb 1") && text.contains("before"), "{text}");
+    }
+
+    #[test]
+    fn every_mutant_has_a_sound_layout_of_several_ranks() {
+        for mutant in Mutant::ALL {
+            let (row, _) = case(*mutant);
+            assert!(parse(row.grid, &row.sets).unwrap().layout.world() >= 2, "{mutant}");
+        }
+    }
+}
