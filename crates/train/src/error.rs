@@ -14,6 +14,9 @@ pub enum TrainError {
     /// A checkpoint cannot be read or is not of this run.
     #[error(transparent)]
     Checkpoint(#[from] checkpoint::CheckpointError),
+    /// A Hugging Face folder cannot be read or written.
+    #[error(transparent)]
+    Hf(#[from] checkpoint::hf::HfError),
     /// Replicas of the state disagree, or some of it is missing.
     #[error(transparent)]
     Digest(#[from] checkpoint::DigestError),
@@ -35,7 +38,9 @@ pub enum TrainError {
         violations: String,
     },
     /// Loss or gradient norm is not finite.
-    #[error("training diverged at step {step}: loss {loss}, gradient norm {norm}; lower train.lr or train.clip, or raise train.warmup; nothing was applied")]
+    #[error(
+        "training diverged at step {step}: loss {loss}, gradient norm {norm}; lower train.lr or train.clip, or raise train.warmup; nothing was applied"
+    )]
     Diverged {
         /// The step.
         step: u64,
@@ -79,7 +84,7 @@ impl TrainError {
     /// The exit code that fits (design section 7).
     pub fn exit_code(&self) -> i32 {
         match self {
-            Self::Spec(_) | Self::Data(_) | Self::Checkpoint(_) | Self::Simd(_) | Self::BadInput(_) => 2,
+            Self::Spec(_) | Self::Data(_) | Self::Checkpoint(_) | Self::Hf(_) | Self::Simd(_) | Self::BadInput(_) => 2,
             Self::Diverged { .. } => 4,
             Self::Rank { code, .. } => *code,
             _ => 70,

@@ -53,6 +53,8 @@ pub struct Executor<'a> {
     pub counts: Counts,
     /// A deliberate fault.
     pub mutant: Option<Mutant>,
+    /// Where logits are kept for who asks for them.
+    pub capture: Option<Vec<crate::eval::Captured>>,
     rope: RopeTable,
     memory: Memory,
     stop: Arc<AtomicBool>,
@@ -92,6 +94,7 @@ impl<'a> Executor<'a> {
             chunks,
             counts: Counts::default(),
             mutant: None,
+            capture: None,
             memory: Memory::default(),
             stop,
             ballot: Vec::new(),
@@ -192,6 +195,10 @@ impl<'a> Executor<'a> {
         };
         let state = self.chunks.get_mut(&instr.chunk).ok_or_else(|| unhosted(instr))?;
         segments::run(&env, state, &mut self.memory, unit, pass, segment)?;
+        if let (Some(capture), Segment::Logits(block)) = (&mut self.capture, segment) {
+            let logits = self.memory.regs.logits.iter().enumerate();
+            capture.extend(logits.map(|(cell, logits)| (unit, block, cell, logits.clone())));
+        }
         if let (Pass::Forward, Segment::Residual(layer)) = (pass, segment) {
             match mode {
                 Mode::Train if layer + 1 == self.run.model.layers => {
@@ -419,7 +426,8 @@ impl<'a> Executor<'a> {
         ballot
     }
 
-    fn tally(&self, mode: Mode) -> Result<vote::Tally, TrainError> {
+    /// What the last exchange of ballots came to.
+    pub(crate) fn tally(&self, mode: Mode) -> Result<vote::Tally, TrainError> {
         let ballots = self.ballot.iter().map(|b| Ballot::decode(b)).collect::<Result<Vec<_>, _>>()?;
         vote::tally(&ballots, &self.run.grid, if mode == Mode::Train { &self.tensors } else { &[] })
     }

@@ -2,6 +2,7 @@
 pub mod buffers;
 pub mod comm;
 mod error;
+pub mod eval;
 pub mod exec;
 pub mod init;
 pub mod launch;

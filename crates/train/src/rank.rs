@@ -262,7 +262,8 @@ impl RankRun<'_> {
             }
         }
         let path = self.job.checkpoints.clone();
-        let source = std::io::Error::other(format!("{FINAL_CHECKPOINT_TRIES} tries failed; the older ones are untouched"));
+        let source =
+            std::io::Error::other(format!("{FINAL_CHECKPOINT_TRIES} tries failed; the older ones are untouched"));
         Err(TrainError::Io { what: "the last checkpoint could not be written to", path, source })
     }
 

@@ -43,7 +43,11 @@ pub fn continue_text(
         .to_vec();
     let mut values = run.values.to_toml();
     // Explicit splits do not fit one rank.
-    values = values.lines().filter(|l| !l.starts_with("cells =") && !l.starts_with("stages =")).collect::<Vec<_>>().join("\n");
+    values = values
+        .lines()
+        .filter(|l| !l.starts_with("cells =") && !l.starts_with("stages ="))
+        .collect::<Vec<_>>()
+        .join("\n");
     let run = Run::parse(&values, "the run of the checkpoint", &alone, 1)?;
     let checkpoint = Checkpoint::open(from)?;
     let endpoint = fabric::threads(1, &FabricOptions::default())?.pop().expect("one rank, one endpoint");
@@ -65,8 +69,10 @@ fn draw(logits: &[f32], sampling: Sampling, index: u64) -> u32 {
     order.sort_by(|a, b| logits[*b].total_cmp(&logits[*a]));
     order.truncate(if sampling.temperature > 0.0 { sampling.top_k.max(1) } else { 1 });
     let best = logits[order[0]];
-    let weights: Vec<f64> =
-        order.iter().map(|i| f64::from(kernels::math::exp((logits[*i] - best) / sampling.temperature.max(1e-6)))).collect();
+    let weights: Vec<f64> = order
+        .iter()
+        .map(|i| f64::from(kernels::math::exp((logits[*i] - best) / sampling.temperature.max(1e-6))))
+        .collect();
     let random = kernels::uniform_u64(sampling.seed, 0, index) as f64 / u64::MAX as f64;
     let mut left = random * weights.iter().sum::<f64>();
     for (token, weight) in order.iter().zip(&weights) {
@@ -112,9 +118,10 @@ impl Executor<'_> {
         tokens: Tokens,
         segment: Segment,
     ) -> Result<Vec<f32>, TrainError> {
-        let end = program.instrs.iter().position(|i| {
-            i.unit == Some(unit) && matches!(i.op, Op::Compute(_, s) if s == segment)
-        });
+        let end = program
+            .instrs
+            .iter()
+            .position(|i| i.unit == Some(unit) && matches!(i.op, Op::Compute(_, s) if s == segment));
         let end = end.ok_or_else(|| TrainError::Internal(format!("no {segment:?} of {unit:?}")))?;
         let mut tokens = Some(tokens);
         for instr in &program.instrs[..=end] {

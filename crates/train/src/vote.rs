@@ -29,7 +29,9 @@ impl Ballot {
         put(u64::from(self.stop));
         put(self.losses.len() as u64);
         for (unit, sum) in &self.losses {
-            [unit.cell as u64, unit.mb as u64, sum.nats.to_bits(), sum.tokens, sum.bytes].into_iter().for_each(&mut put);
+            [unit.cell as u64, unit.mb as u64, sum.nats.to_bits(), sum.tokens, sum.bytes]
+                .into_iter()
+                .for_each(&mut put);
         }
         put(self.squares.len() as u64);
         for (tensor, slice, first, sums) in &self.squares {
@@ -108,12 +110,15 @@ fn squares(ballots: &[Ballot], grid: &Grid, tensors: &[Tensor]) -> Result<f64, T
     }
     for (tensor, slice, first, sums) in ballots.iter().flat_map(|b| &b.squares) {
         for (k, sum) in sums.iter().enumerate() {
-            let place = first_of.get(*tensor).and_then(|at| slices.get_mut(at + slice)).and_then(|s| s.get_mut(first + k));
+            let place =
+                first_of.get(*tensor).and_then(|at| slices.get_mut(at + slice)).and_then(|s| s.get_mut(first + k));
             match place {
                 Some(place @ None) => *place = Some(*sum),
                 _ => {
                     let at = format!("tensor {tensor} slice {slice} chunk {}", first + k);
-                    return Err(TrainError::Internal(format!("the gradient of {at} is counted twice or does not exist")));
+                    return Err(TrainError::Internal(format!(
+                        "the gradient of {at} is counted twice or does not exist"
+                    )));
                 }
             }
         }

@@ -235,7 +235,9 @@ impl Collected {
         }
         match cause(failures) {
             None => Ok(ended),
-            Some((_, failure)) if failure.code != 70 => Err(TrainError::Rank { code: failure.code, reason: failure.reason }),
+            Some((_, failure)) if failure.code != 70 => {
+                Err(TrainError::Rank { code: failure.code, reason: failure.reason })
+            }
             Some((rank, failure)) => Err(TrainError::RankDied { rank, reason: failure.reason }),
         }
     }

@@ -93,14 +93,7 @@ pub fn loss(
 
 /// Softmax minus one-hot (not yet divided by the tokens of the step), into the output
 /// projection's accumulator and into the partial gradients of the rows.
-fn gradient(
-    env: &Env,
-    chunk: &mut ChunkState,
-    memory: &mut Memory,
-    unit: Unit,
-    block: usize,
-    totals: &[XentTotal],
-) {
+fn gradient(env: &Env, chunk: &mut ChunkState, memory: &mut Memory, unit: Unit, block: usize, totals: &[XentTotal]) {
     let (place, rows, ctx) = (env.place, rows_of(env, block), env.ctx);
     let (hidden, width) = (place.hidden, place.vocab_cell);
     let mut sum = Counter::new(place.grid_tp);

@@ -1,0 +1,168 @@
+//! Loss, logits and gradients of a given model on a given batch, under any layout.
+//!
+//! The ranks are threads of this process; what they hold is put together as whole tensors.
+
+mod assemble;
+mod batch;
+
+use std::sync::atomic::AtomicBool;
+use std::sync::{Arc, Mutex};
+
+use checkpoint::hf::HfFolder;
+use fabric::FabricOptions;
+use kernels::{Ctx, Simd};
+use program::{Mode, Op};
+use spec::Run;
+use spec::tensors::Tensor;
+
+pub use assemble::{Captured, Whole, put_state, whole_logits, whole_tensors};
+pub use batch::Batch;
+
+use crate::error::TrainError;
+use crate::exec::{Executor, Outcome};
+use crate::vote::{self, Decision};
+
+/// What an evaluation came to.
+#[derive(Debug, Default)]
+pub struct Evaluation {
+    /// Mean loss, nats per token with a target.
+    pub loss: f64,
+    /// Tokens with a target.
+    pub tokens: u64,
+    /// Logits, [sequence, position, vocabulary] row-major.
+    pub logits: Vec<f32>,
+    /// Gradients of the mean loss, by tensor in canonical order; empty unless asked for.
+    pub grads: Vec<Whole>,
+    /// Norm of all gradients together; 0 unless asked for.
+    pub grad_norm: f64,
+}
+
+/// Runs `body` on every rank of `run`, each with the weights of `folder`; the results by rank.
+///
+/// # Errors
+/// The first rank's error.
+pub fn on_ranks<T: Send>(
+    run: &Run,
+    folder: &HfFolder,
+    simd: Simd,
+    body: impl Fn(&mut Executor) -> Result<T, TrainError> + Sync,
+) -> Result<Vec<T>, TrainError> {
+    let endpoints = fabric::threads(run.layout.world() as u32, &FabricOptions::default())?;
+    let body = &body;
+    std::thread::scope(|scope| {
+        let rank = |endpoint: fabric::Endpoint| {
+            scope.spawn(move || {
+                let ctx = Ctx::new(simd, run.layout.threads);
+                let mut executor = Executor::new(run, &ctx, endpoint, Arc::new(AtomicBool::new(false)));
+                executor.load_folder(folder)?;
+                body(&mut executor)
+            })
+        };
+        let handles: Vec<_> = endpoints.into_iter().map(rank).collect();
+        let join = |handle: std::thread::ScopedJoinHandle<Result<T, TrainError>>| match handle.join() {
+            Ok(result) => result,
+            Err(panic) => std::panic::resume_unwind(panic),
+        };
+        // All are joined before the first error ends the scope.
+        handles.into_iter().map(join).collect::<Vec<_>>().into_iter().collect()
+    })
+}
+
+/// Evaluates the model of `folder` on `batch`; `run` comes from [`Run::for_batch`].
+///
+/// # Errors
+/// A weight that is not finite, or what a rank reports.
+pub fn evaluate(
+    run: &Run,
+    folder: &HfFolder,
+    batch: &Batch,
+    simd: Simd,
+    grads: bool,
+) -> Result<Evaluation, TrainError> {
+    let logits = Mutex::new(whole_logits(run));
+    let tensors: Mutex<Vec<Whole>> = Mutex::new(if grads { whole_tensors(&run.model) } else { Vec::new() });
+    let outcomes = on_ranks(run, folder, simd, |executor| {
+        let rank = executor.place.rank;
+        executor.capture = Some(Vec::new());
+        let program = program::lower(run, rank, Mode::Eval);
+        let load = |unit| batch.tokens(run.grid.sequences(unit));
+        let Outcome::Eval(sum) = executor.run(&program, Mode::Eval, 1, &load)? else {
+            return Err(TrainError::Internal("an evaluation gave no loss".into()));
+        };
+        let captured = executor.capture.take().unwrap_or_default();
+        assemble::put_logits(run, executor, captured, &mut logits.lock().unwrap_or_else(|e| e.into_inner()));
+        let mut norm = 0.0;
+        if grads {
+            let decision = gradients(executor, batch)?;
+            norm = decision.grad_norm;
+            let mut all = tensors.lock().unwrap_or_else(|e| e.into_inner());
+            assemble::put_state(executor, &mut all, |chunk| &chunk.total);
+        }
+        Ok((sum, norm))
+    })?;
+    let (sum, grad_norm) = outcomes[0];
+    let mut grads = tensors.into_inner().unwrap_or_else(|e| e.into_inner());
+    // Sums become the gradient of the mean, as the update would scale them.
+    let scale = (1.0 / sum.tokens.max(1) as f64) as f32;
+    grads.iter_mut().for_each(|t| t.values.iter_mut().for_each(|v| *v *= scale));
+    let logits = logits.into_inner().unwrap_or_else(|e| e.into_inner());
+    Ok(Evaluation { loss: sum.nats / sum.tokens.max(1) as f64, tokens: sum.tokens, logits, grads, grad_norm })
+}
+
+/// Runs a training step up to its vote; the summed gradients stay in the chunks.
+fn gradients(executor: &mut Executor, batch: &Batch) -> Result<Decision, TrainError> {
+    let run = executor.run;
+    let program = program::lower(run, executor.place.rank, Mode::Train);
+    for instr in &program.instrs {
+        match (instr.op, instr.unit) {
+            (Op::Load, Some(unit)) => executor.put_tokens(unit, batch.tokens(run.grid.sequences(unit))),
+            (Op::Vote, _) => break,
+            _ => executor.instruction(instr, Mode::Train)?,
+        }
+    }
+    Ok(vote::decide(&executor.tally(Mode::Train)?, &run.train))
+}
+
+impl Executor<'_> {
+    /// Fills the parameters of this rank from a Hugging Face folder.
+    ///
+    /// # Errors
+    /// A weight that is not finite.
+    pub fn load_folder(&mut self, folder: &HfFolder) -> Result<(), TrainError> {
+        let tp = self.place.grid_tp;
+        for state in self.chunks.values_mut() {
+            for i in 0..state.held.len() {
+                let held = state.held[i].clone();
+                for (n, slice) in held.slices.clone().enumerate() {
+                    let out = &mut state.params[held.slice(n)];
+                    folder.read(held.index, slice, tp, 0..held.slice_len, out)?;
+                }
+            }
+        }
+        Ok(())
+    }
+}
+
+/// The tensors of an evaluation under the names of a file: `logits`, `loss`, `grad.NAME`.
+pub fn write(path: &std::path::Path, run: &Run, evaluation: &Evaluation, batch: &Batch) -> Result<(), TrainError> {
+    use safetensors::tensor::{Dtype, TensorView};
+    let bytes = |values: &[f32]| values.iter().flat_map(|v| v.to_le_bytes()).collect::<Vec<u8>>();
+    let shape = |t: &Tensor| if t.rows == 1 { vec![t.cols] } else { vec![t.real_rows, t.cols] };
+    let logits_shape = vec![batch.rows(), batch.seq(), run.model.vocab];
+    let mut parts = vec![
+        ("logits".to_owned(), logits_shape, bytes(&evaluation.logits)),
+        ("loss".to_owned(), vec![1], bytes(&[evaluation.loss as f32])),
+    ];
+    for grad in &evaluation.grads {
+        parts.push((format!("grad.{}", grad.tensor.name), shape(&grad.tensor), bytes(&grad.values)));
+    }
+    let views = parts
+        .iter()
+        .map(|(name, shape, data)| TensorView::new(Dtype::F32, shape.clone(), data).map(|view| (name.as_str(), view)));
+    let views = views.collect::<Result<Vec<_>, _>>().map_err(|e| TrainError::Internal(e.to_string()))?;
+    safetensors::serialize_to_file(views, None, path).map_err(|e| TrainError::Io {
+        what: "cannot write",
+        path: path.to_owned(),
+        source: std::io::Error::other(e),
+    })
+}
