@@ -63,7 +63,7 @@ pub struct Registers {
     pub norm_leaves: Vec<Vec<f32>>,
     /// Logits of the block under way, one buffer per hosted cell.
     pub logits: Vec<Vec<f32>>,
-    /// Softmax statistics of the block: [cell][row], all cells after the gather.
+    /// Softmax statistics of the block, by cell and then row; all cells after the gather.
     pub stats: Vec<kernels::XentStat>,
     /// Partial gradients of the head's rows, subtrees with all rows, filled block by block.
     pub head_partials: Partials,

@@ -75,7 +75,10 @@ pub fn run(root: &Path, args: &Args) -> Result<bool, String> {
     proof.layouts(args)?;
     proof.mutants()?;
     proof.programs()?;
-    Ok(proof.table.end(began.elapsed()))
+    match (proof.table.rows(), &args.filter) {
+        (0, Some(text)) => Err(format!("--filter {text}: no row contains it; without --filter all are printed")),
+        _ => Ok(proof.table.end(began.elapsed())),
+    }
 }
 
 /// A row that came to its end.

@@ -18,7 +18,7 @@ fn rows_of(env: &Env, block: usize) -> Range<usize> {
     block * TOKEN_BLOCK..((block + 1) * TOKEN_BLOCK).min(env.place.rows())
 }
 
-/// Logits of the block, a buffer per hosted cell, and their softmax statistics: [cell][row].
+/// Logits of the block, a buffer per hosted cell, and their softmax statistics, by cell and then row.
 pub fn logits(env: &Env, chunk: &ChunkState, memory: &mut Memory, unit: Unit, block: usize) -> Result<(), TrainError> {
     let (place, rows) = (env.place, rows_of(env, block));
     let saved = memory.saved.entry((chunk.chunk, unit)).or_default();
