@@ -1,7 +1,9 @@
 //! The `lockstep` binary: parse, call, print.
 
 mod check;
+mod ckpt;
 mod demo;
+mod eval;
 mod show;
 mod train_cmd;
 
@@ -30,6 +32,11 @@ enum Command {
     Train(train_cmd::Args),
     /// Prove a run's program without running it, and show its schedule.
     Check(check::Args),
+    /// Loss, logits and gradients of a Hugging Face model on a batch, under any layout.
+    Eval(eval::Args),
+    /// Look into checkpoints, verify them, export them.
+    #[command(subcommand)]
+    Ckpt(ckpt::Command),
     /// A rank process; started by `train`.
     #[command(name = ::train::launch::wire::RANK_COMMAND, hide = true)]
     Rank,
@@ -65,6 +72,8 @@ fn main() -> ExitCode {
         Command::Demo(args) => demo::run(&args),
         Command::Train(args) => train_cmd::run(&args),
         Command::Check(args) => check::run(&args),
+        Command::Eval(args) => eval::run(&args),
+        Command::Ckpt(command) => ckpt::run(&command),
         Command::Rank => {
             // Ctrl-C at a terminal reaches every process of the group; the parent decides.
             let _ = signal_hook::flag::register(signal_hook::consts::SIGINT, Arc::new(AtomicBool::new(false)));

@@ -41,6 +41,6 @@ impl Run {
         let any_vocabulary = Model { vocab: usize::MAX, ..model.clone() };
         let data = data(&values, &any_vocabulary)?;
         let checkpoint = crate::run::checkpoint(&values)?;
-        Ok(Self { model: model.clone(), data, train, grid, layout, checkpoint, values })
+        Ok(Self { model: model.clone(), from: None, data, train, grid, layout, checkpoint, values })
     }
 }

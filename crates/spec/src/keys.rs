@@ -55,6 +55,7 @@ macro_rules! keys {
 
 keys! {
     "model.preset" Text "" false "shape to start from: nano, tiny, demo, S, M, L";
+    "model.from" Text "" true "Hugging Face folder (config.json, safetensors) to start from";
     "model.hidden" Int "" true "width of the residual stream";
     "model.layers" Int "" true "decoder layers";
     "model.heads" Int "" true "query heads";

@@ -1,7 +1,7 @@
 //! A whole run: every section, validated.
 
 use std::fmt;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::str::FromStr;
 
 use crate::error::SpecError;
@@ -100,6 +100,8 @@ pub struct CheckpointConfig {
 pub struct Run {
     /// The shape of the model.
     pub model: Model,
+    /// The Hugging Face folder whose weights it starts from; `None`: random ones.
+    pub from: Option<PathBuf>,
     /// Where the tokens come from.
     pub data: DataConfig,
     /// How the model is trained.
@@ -140,7 +142,8 @@ impl Run {
         let layout = Layout::resolve(&request, &grid, &model, cores)?;
         let data = data(&values, &model)?;
         let checkpoint = checkpoint(&values)?;
-        Ok(Self { model, data, train, grid, layout, checkpoint, values })
+        let from = values.text("model.from").map(PathBuf::from);
+        Ok(Self { model, from, data, train, grid, layout, checkpoint, values })
     }
 
     /// Two runs with the same definition have the same digest, whatever their layouts.

@@ -1,10 +1,11 @@
-//! A run file as typed values with their origins: default < preset < file < `--set`.
+//! A run file as typed values with their origins: default < preset < Hugging Face folder < file < `--set`.
 
 use std::collections::BTreeMap;
 
 use toml::Value;
 
 use crate::error::SpecError;
+use crate::hf::HfConfig;
 use crate::keys::{KEYS, Key, Kind, key};
 use crate::model::{PRESETS, preset_names};
 
@@ -57,8 +58,35 @@ impl Values {
                 all.put(&format!("model.{field}"), Value::Integer(*value as i64), &format!("preset {preset}"))?;
             }
         }
+        if let Some(folder) = written.text("model.from") {
+            all.take_hf(folder)?;
+        }
         all.set.append(&mut written.set);
         Ok(all)
+    }
+
+    /// The shape of the model in a Hugging Face folder.
+    fn take_hf(&mut self, folder: &str) -> Result<(), SpecError> {
+        let path = std::path::Path::new(folder).join("config.json");
+        let model = HfConfig::read(&path)?.model;
+        let sizes = [
+            ("hidden", model.hidden),
+            ("layers", model.layers),
+            ("heads", model.heads),
+            ("kv_heads", model.kv_heads),
+            ("head_dim", model.head_dim),
+            ("ffn", model.ffn),
+            ("vocab", model.vocab),
+        ];
+        let mut fields: Vec<_> = sizes.map(|(field, n)| (field, Value::Integer(n as i64))).into();
+        // Through its shortest decimal form, which reads back as the same float32.
+        let eps = model.norm_eps.to_string().parse().expect("a float prints as a number");
+        fields.push(("norm_eps", Value::Float(eps)));
+        fields.push(("rope_theta", Value::Float(model.rope_theta)));
+        fields.push(("qk_norm", Value::Boolean(model.qk_norm)));
+        fields.push(("tied", Value::Boolean(model.tied)));
+        let origin = path.display().to_string();
+        fields.into_iter().try_for_each(|(field, value)| self.put(&format!("model.{field}"), value, &origin))
     }
 
     fn take(&mut self, section: &str, table: &toml::Table, name: &str) -> Result<(), SpecError> {

@@ -6,6 +6,7 @@ use std::sync::atomic::AtomicBool;
 use std::time::{Duration, Instant};
 
 use checkpoint::Checkpoint;
+use checkpoint::hf::HfFolder;
 use data::{Dataset, Split};
 use events::{Event, RankReport, Step};
 use fabric::Endpoint;
@@ -72,6 +73,8 @@ pub fn run(job: &Job, endpoint: Endpoint, sink: &dyn Fn(Event)) -> Result<Ended,
         let from = Checkpoint::open(path)?;
         persist::load(&mut executor, &from)?;
         done = from.meta().step;
+    } else if let Some(folder) = &job.run.from {
+        executor.load_folder(&HfFolder::open(folder, &job.run.model)?)?;
     }
     let mut rank_run = RankRun {
         job,

@@ -14,6 +14,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{Receiver, RecvTimeoutError};
 use std::time::{Duration, Instant};
 
+use checkpoint::hf::HfFolder;
 use data::Dataset;
 use events::{Event, RankReport};
 use kernels::Simd;
@@ -92,6 +93,14 @@ pub fn train_mutant(
     let run = &request.run;
     let data = Arc::new(Dataset::open(&run.data, run.train.seq, None)?);
     prove(run)?;
+    let mut notes = data.describe();
+    if let Some(from) = &run.from {
+        let weights = HfFolder::open(from, &run.model)?;
+        weights.check_finite()?;
+        notes.push(format!("weights of {} ({} files)", from.display(), weights.files()));
+        notes.extend(weights.notes().iter().cloned());
+        notes.extend(spec::hf::HfConfig::read(&from.join(checkpoint::hf::CONFIG))?.notes);
+    }
     let folder = RunFolder::new(&request.folder);
     let resume = folder.resume_point(run, request.resume, observe)?;
     let mut log = folder.create(run)?;
@@ -102,7 +111,7 @@ pub fn train_mutant(
     if let Some(mutant) = mutant {
         observe(&Event::Notice { text: format!("DELIBERATELY WRONG: {}", mutant.what()) });
     }
-    for text in data.describe() {
+    for text in notes {
         observe(&Event::Notice { text });
     }
     if run.layout.world() == 1 {
