@@ -4,19 +4,23 @@
 //!   shapes and types of every tensor; [`HfFolder::read`] gives any part of any slice in
 //!   float32.
 //! - [`export`] writes such a folder from any source of rows, [`export_checkpoint`] from a
-//!   checkpoint of this crate.
+//!   checkpoint of this crate; [`copy_companions`] brings the tokenizer along.
 //!
 //! What `config.json` says is parsed by [`spec::hf`].
 
+mod companions;
 mod convert;
 mod error;
 mod export;
 mod folder;
+#[cfg(test)]
+mod fuzz;
 mod index;
 mod native;
 mod read;
 mod shard;
 
+pub use companions::{COMPANIONS, copy_companions};
 pub use convert::{Dtype, bf16_bits};
 pub use error::{Fault, HfError};
 pub use export::{ExportOptions, Exported, ReadRows, SHARD_BYTES_MAX, export};

@@ -6,8 +6,8 @@ use super::convert::{first_not_finite, widen};
 use super::error::HfError;
 use super::folder::HfFolder;
 
-/// Elements that [`HfFolder::check_finite`] looks at at once.
-const CHECK_ELEMENTS: usize = 1 << 18;
+/// Elements that are read before the memory behind them is given back.
+const RUN_ELEMENTS: usize = 1 << 18;
 
 impl HfFolder {
     /// Reads `elements` of the slice of tensor cell `t` of `tp` of a tensor (index in canonical
@@ -42,31 +42,22 @@ impl HfFolder {
                 out.len()
             ));
         }
-        if elements.is_empty() {
-            return Ok(());
-        }
         // Index of an element of the slice in the whole tensor.
         let whole = |at: usize| (rows.start + at / width) * shape.cols + cols.start + at % width;
-        let (first, last) = (whole(elements.start), whole(elements.end - 1));
-        let filled = if width == shape.cols {
-            self.fill(tensor, first, out)
-        } else {
-            let mut at = elements.start;
-            let mut rest = &mut *out;
-            loop {
-                let run = (width - at % width).min(rest.len());
-                let (row, after) = rest.split_at_mut(run);
-                let filled = self.fill(tensor, whole(at), row);
-                if filled.is_err() || after.is_empty() {
-                    break filled;
-                }
-                (at, rest) = (at + run, after);
-            }
-        };
         let place = self.places[tensor];
         let byte = |at: usize| place.start + at.min(shape.real_len()) * place.dtype.bytes();
-        self.shards[place.shard].release(byte(first)..byte(last + 1));
-        filled
+        let mut at = elements.start;
+        for run in out.chunks_mut(RUN_ELEMENTS) {
+            let (first, last) = (whole(at), whole(at + run.len() - 1));
+            let filled = match width == shape.cols {
+                true => self.fill(tensor, first, run),
+                false => parts(at, width, run).try_for_each(|(at, part)| self.fill(tensor, whole(at), part)),
+            };
+            at += run.len();
+            self.shards[place.shard].release(byte(first)..byte(last + 1));
+            filled?;
+        }
+        Ok(())
     }
 
     /// Fills `out` from element `start` of a whole tensor.
@@ -98,14 +89,25 @@ impl HfFolder {
     /// # Errors
     /// [`HfError::NotFinite`] names the first NaN or infinite weight.
     pub fn check_finite(&self) -> Result<(), HfError> {
-        let mut buffer = vec![0.0; CHECK_ELEMENTS];
+        let mut buffer = vec![0.0; RUN_ELEMENTS];
         for (number, tensor) in self.tensors.iter().enumerate() {
             let len = tensor.real_len();
-            for start in (0..len).step_by(CHECK_ELEMENTS) {
-                let end = len.min(start + CHECK_ELEMENTS);
+            for start in (0..len).step_by(RUN_ELEMENTS) {
+                let end = len.min(start + RUN_ELEMENTS);
                 self.read(number, 0, 1, start..end, &mut buffer[..end - start])?;
             }
         }
         Ok(())
     }
+}
+
+/// `run`, which begins at element `at` of a slice, cut at the ends of rows of `width` elements:
+/// (first element, part).
+fn parts(mut at: usize, width: usize, mut run: &mut [f32]) -> impl Iterator<Item = (usize, &mut [f32])> {
+    std::iter::from_fn(move || {
+        let (start, len) = (at, (width - at % width).min(run.len()));
+        let part = run.split_off_mut(..len)?;
+        at += len;
+        (len > 0).then_some((start, part))
+    })
 }
