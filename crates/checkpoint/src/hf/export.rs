@@ -72,22 +72,37 @@ pub fn export(
     options: ExportOptions,
     read: &mut ReadRows<'_>,
 ) -> Result<Exported, HfError> {
+    export_to(&Disk, dir, model, config_json, options, read)
+}
+
+/// [`export`] to any storage.
+///
+/// # Errors
+/// As [`export`].
+pub fn export_to(
+    storage: &dyn Storage,
+    dir: &Path,
+    model: &Model,
+    config_json: &str,
+    options: ExportOptions,
+    read: &mut ReadRows<'_>,
+) -> Result<Exported, HfError> {
     let written = HfConfig::parse(CONFIG, config_json).map_err(|e| HfError::Config { reason: e.to_string() })?;
     if written.model != *model {
         return Err(HfError::Config { reason: format!("it says {:?}, the model is {model:?}", written.model) });
     }
     let fresh = !dir.exists();
-    Disk.create_dir(dir).map_err(HfError::io("create", dir))?;
+    storage.create_dir(dir).map_err(HfError::io("create", dir))?;
     if fs::read_dir(dir).map_err(HfError::io("list", dir))?.next().is_some() {
         return Err(HfError::NotEmpty { folder: dir.into() });
     }
     let mut names = Vec::new();
-    let result = write_all(dir, model, config_json, options, read, &mut names)
-        .and_then(|exported| Disk.sync_dir(dir).map_err(HfError::io("sync", dir)).map(|()| exported));
+    let result = write_all(storage, dir, model, config_json, options, read, &mut names)
+        .and_then(|exported| storage.sync_dir(dir).map_err(HfError::io("sync", dir)).map(|()| exported));
     if result.is_err() {
         // The first error counts; without the last file the others mean nothing.
         for path in names {
-            let _ = fs::remove_file(path);
+            let _ = storage.remove(&path);
         }
         if fresh {
             let _ = fs::remove_dir(dir);
@@ -97,6 +112,7 @@ pub fn export(
 }
 
 fn write_all(
+    storage: &dyn Storage,
     dir: &Path,
     model: &Model,
     config_json: &str,
@@ -110,7 +126,7 @@ fn write_all(
     let mut text =
         |name: &str, text: &str| {
             let path = dir.join(name);
-            write_whole(&Disk, &path, |file| file.write_all(text.as_bytes()))
+            write_whole(storage, &path, |file| file.write_all(text.as_bytes()))
                 .map_err(|(action, cause)| HfError::Io { action, path: path.clone(), cause })?;
             names.push(path);
             Ok(())
@@ -125,7 +141,7 @@ fn write_all(
         };
         index.weight_map.extend(tensors[members.clone()].iter().map(|tensor| (tensor.name.clone(), name.clone())));
         let path = dir.join(name);
-        write_shard(&path, &tensors, members.clone(), options.dtype, read)?;
+        write_shard(storage, &path, &tensors, members.clone(), options.dtype, read)?;
         paths.push(path);
         Ok(())
     });
@@ -163,6 +179,7 @@ fn plan(tensors: &[Tensor], size: impl Fn(&Tensor) -> u64, max: u64) -> Vec<Rang
 }
 
 fn write_shard(
+    storage: &dyn Storage,
     path: &Path,
     tensors: &[Tensor],
     members: Range<usize>,
@@ -174,7 +191,7 @@ fn write_shard(
     let shapes: Vec<_> = order.iter().map(|&i| (tensors[i].name.as_str(), file_shape(&tensors[i]))).collect();
     let header = shard::header(dtype.stored(), &shapes).map_err(HfError::NoSuchPart)?;
     let mut failed = None;
-    let result = write_whole(&Disk, path, |file| {
+    let result = write_whole(storage, path, |file| {
         file.write_all(&header)?;
         let (mut values, mut bytes) = (Vec::new(), Vec::new());
         for &number in &order {

@@ -23,7 +23,7 @@ mod shard;
 pub use companions::{COMPANIONS, copy_companions};
 pub use convert::{Dtype, bf16_bits};
 pub use error::{Fault, HfError};
-pub use export::{ExportOptions, Exported, ReadRows, SHARD_BYTES_MAX, export};
+pub use export::{ExportOptions, Exported, ReadRows, SHARD_BYTES_MAX, export, export_to};
 pub use folder::HfFolder;
 pub use native::export_checkpoint;
 

@@ -3,10 +3,11 @@
 use std::fs;
 use std::path::{Path, PathBuf};
 
-use checkpoint::hf::{Dtype, ExportOptions, HfFolder, export};
+use checkpoint::hf::{Dtype, ExportOptions, HfFolder, export_to};
 use spec::hf::{HfConfig, Style};
 
 use crate::build::{config_json, naive, stored_in};
+use crate::common::NoSync;
 
 const CASES: [&str; 3] = ["llama_gqa", "llama_tied", "llama_packed"];
 
@@ -64,11 +65,12 @@ fn weights_are_read_and_written_back_byte_for_byte() {
                 let options = ExportOptions { dtype: Dtype::F32, shard_bytes_max };
                 let out = tempfile::tempdir().unwrap();
                 let json = config_json(&config.model, Some(&config), options, style);
-                let written = export(out.path(), &config.model, &json, options, &mut |tensor, rows, values| {
-                    let cols = folder.tensors()[tensor].cols;
-                    Ok(folder.read(tensor, 0, 1, rows.start * cols..rows.end * cols, values)?)
-                })
-                .unwrap();
+                let written =
+                    export_to(&NoSync, out.path(), &config.model, &json, options, &mut |tensor, rows, values| {
+                        let cols = folder.tensors()[tensor].cols;
+                        Ok(folder.read(tensor, 0, 1, rows.start * cols..rows.end * cols, values)?)
+                    })
+                    .unwrap();
                 assert_eq!(written.files > 1, shard_bytes_max == 30_000);
                 assert_eq!(stored_in(out.path()), originals);
                 let again = HfConfig::read(&out.path().join("config.json")).unwrap();

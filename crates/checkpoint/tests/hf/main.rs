@@ -4,6 +4,7 @@
 mod common;
 
 mod build;
+mod faults;
 mod golden;
 mod native;
 mod refuse;

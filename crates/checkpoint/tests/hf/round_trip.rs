@@ -2,18 +2,18 @@
 
 use std::fs;
 
-use checkpoint::hf::{Dtype, ExportOptions, HfError, HfFolder, bf16_bits, copy_companions, export};
+use checkpoint::hf::{Dtype, ExportOptions, HfError, HfFolder, bf16_bits, copy_companions, export_to};
 use proptest::prelude::*;
 use safetensors::Dtype as Stored;
 use spec::Model;
 use spec::hf::Style;
 
 use crate::build::{config_json, decode, model, naive, stored_in, weights, write, write_shards};
-use crate::common::{Rng, bits};
+use crate::common::{NoSync, Rng, bits};
 
 fn copy(folder: &HfFolder, model: &Model, out: &std::path::Path, options: ExportOptions) -> Result<usize, HfError> {
     let json = config_json(model, None, options, Style::Public);
-    let written = export(out, model, &json, options, &mut |tensor, rows, values| {
+    let written = export_to(&NoSync, out, model, &json, options, &mut |tensor, rows, values| {
         let cols = folder.tensors()[tensor].cols;
         Ok(folder.read(tensor, 0, 1, rows.start * cols..rows.end * cols, values)?)
     })?;
