@@ -127,6 +127,14 @@ fn remove(folder: &Path) -> Result<(), CheckpointError> {
 /// # Errors
 /// [`CheckpointError::Io`]; what was removed before it stays removed.
 pub fn prune(root: &Path, keep: usize) -> Result<Vec<PathBuf>, CheckpointError> {
+    prune_but(root, keep, &[])
+}
+
+/// [`prune`] that also keeps the steps in `also`.
+///
+/// # Errors
+/// As [`prune`].
+pub fn prune_but(root: &Path, keep: usize, also: &[u64]) -> Result<Vec<PathBuf>, CheckpointError> {
     let found = folders(root)?;
     let complete: Vec<u64> =
         found.iter().rev().filter(|(_, path)| Checkpoint::open_alone(path).is_ok()).map(|found| found.0).collect();
@@ -135,7 +143,7 @@ pub fn prune(root: &Path, keep: usize) -> Result<Vec<PathBuf>, CheckpointError> 
     let oldest = complete.get(keep.max(1) - 1).copied().unwrap_or(0);
     let mut removed = Vec::new();
     for (step, path) in found {
-        if step < oldest || (step < newest && !has_manifest(&path)) {
+        if (step < oldest && !also.contains(&step)) || (step < newest && !has_manifest(&path)) {
             remove(&path)?;
             removed.push(path);
         }

@@ -32,7 +32,7 @@ mod write;
 pub use commit::{commit, commit_to};
 pub use digest::{Digest, DigestBuilder, HashPiece, TensorDigest, decode_pieces, encode_pieces};
 pub use error::{CheckpointError, DigestError, Place};
-pub use folder::{Newest, discard, list, newest, newest_before, prune, step_dir};
+pub use folder::{Newest, discard, list, newest, newest_before, prune, prune_but, step_dir};
 pub use hash::{Hash, chunk_hashes, chunks};
 pub use manifest::{FileEntry, MANIFEST, MANIFEST_BYTES_MAX, Meta, PieceEntry, SCHEMA};
 pub use read::Checkpoint;

@@ -98,8 +98,13 @@ fn text(event: &Event) -> Option<String> {
             100.0 * s.mfu,
             1000.0 * s.seconds
         ),
-        Event::Validation { step, loss, bits_per_byte, .. } => {
-            format!("validation after step {step} | loss {loss:.4} | {bits_per_byte:.3} bits per byte")
+        Event::Validation { step, loss, bits_per_byte, best, .. } => {
+            let mark = if *best { " | best" } else { "" };
+            format!("validation after step {step} | loss {loss:.4} | {bits_per_byte:.3} bits per byte{mark}")
+        }
+        Event::Sample { step, text } => {
+            let lines: Vec<_> = text.lines().map(|l| format!("  | {l}")).collect();
+            format!("sample after step {step}\n{}", lines.join("\n"))
         }
         Event::Checkpoint { step, path, bytes, seconds } => {
             let mb = *bytes as f64 / 1e6;

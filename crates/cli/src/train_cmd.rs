@@ -81,7 +81,7 @@ pub fn run(args: &Args) -> Result<u8, TrainError> {
     let summary = launch::train_mutant(&request, mutant, &mut |event| show.event(event))?;
     show.summary(&summary);
     Ok(match summary.ended {
-        Ended::Finished => 0,
+        Ended::Finished | Ended::Exhausted(_) => 0,
         Ended::Stopped(_) => STOPPED,
     })
 }

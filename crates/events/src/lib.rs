@@ -35,6 +35,15 @@ pub enum Event {
         bits_per_byte: f64,
         /// Tokens with a target.
         tokens: u64,
+        /// No earlier one was better.
+        best: bool,
+    },
+    /// Text that the model wrote.
+    Sample {
+        /// The last committed step.
+        step: u64,
+        /// The prompt and what followed.
+        text: String,
     },
     /// A checkpoint exists: its manifest is written.
     Checkpoint {

@@ -80,16 +80,24 @@ keys! {
     "train.seq" Int "" true "tokens per sequence";
     "train.lr" Float "1e-3" true "peak learning rate";
     "train.lr_min" Float "0.0" true "learning rate at the end";
-    "train.schedule" Text "\"cosine\"" true "after the warm-up: cosine, linear or constant";
+    "train.schedule" Text "\"cosine\"" true "after the warm-up: cosine, linear, constant, wsd (stable, then a line down over train.decay steps) or rsqrt";
     "train.warmup" Int "0" true "steps of linear warm-up";
+    "train.decay" Int "0" true "steps of the final line to lr_min (schedule = \"wsd\")";
     "train.beta1" Float "0.9" true "AdamW";
     "train.beta2" Float "0.95" true "AdamW";
     "train.eps" Float "1e-8" true "AdamW";
     "train.weight_decay" Float "0.1" true "AdamW, on matrices only";
+    "train.no_decay" Texts "[]" true "tensors without decay: parts of names, `*` for anything, such as [\"embed_tokens\", \"layers.0.*.o_proj\"]";
     "train.clip" Float "1.0" true "limit of the global gradient norm; 0: none";
     "train.seed" Int "1" true "seed of the initial weights";
-    "train.eval_every" Int "0" false "steps between validations; 0: none but at the end";
-    "train.eval_sequences" Int "16" false "sequences in a validation";
+    "train.eval_every" Int "0" true "steps between validations; 0: none but at the end";
+    "train.eval_sequences" Int "16" true "sequences in a validation";
+    "train.patience" Int "0" true "stop after so many validations in a row without a new best; 0: never";
+    "train.sample_every" Int "0" false "steps between text samples; 0: none";
+    "train.sample_prompt" Text "\"The \"" false "what a sample continues";
+    "train.sample_tokens" Int "64" false "tokens of a sample";
+    "train.sample_temperature" Float "0.8" false "divides the logits; 0: the most likely token";
+    "train.sample_top_k" Int "40" false "tokens that may be drawn";
     "grid.dp" Int "" true "data cells; unset: the largest power of two, at most 16, that divides the microbatches of a step";
     "grid.tp" Int "1" true "tensor cells";
     "grid.microbatch" Int "1" true "sequences per microbatch";
@@ -105,6 +113,7 @@ keys! {
     "layout.stages" Ints "" false "layers of each chunk, such as [1, 3]";
     "checkpoint.every" Int "0" false "steps between checkpoints; 0: only at the end";
     "checkpoint.keep" Int "2" false "checkpoints kept";
+    "checkpoint.best" Bool "false" false "a checkpoint at every new best validation, kept beside the newest ones";
     "cluster.ranks_per_host" Int "" false "ranks that share a host; unset: all";
 }
 

@@ -31,8 +31,27 @@ pub enum LrSchedule {
     Linear,
     /// The peak.
     Constant,
+    /// The peak, then a straight line to the minimum over the last `decay` steps (warmup-stable-decay).
+    Wsd,
+    /// The peak times sqrt(warmup / step), never below the minimum.
+    Rsqrt,
 }
-words!(LrSchedule: Cosine = "cosine", Linear = "linear", Constant = "constant");
+words!(LrSchedule: Cosine = "cosine", Linear = "linear", Constant = "constant", Wsd = "wsd", Rsqrt = "rsqrt");
+
+/// How to draw text from the model.
+#[derive(Debug, Clone, PartialEq)]
+pub struct SampleConfig {
+    /// Steps between samples; 0: none.
+    pub every: u64,
+    /// What a sample continues.
+    pub prompt: String,
+    /// Tokens of a sample.
+    pub tokens: usize,
+    /// Divides the logits; 0 takes the most likely token.
+    pub temperature: f32,
+    /// Tokens that may be drawn, the most likely first.
+    pub top_k: usize,
+}
 
 /// `[data]`
 #[derive(Debug, Clone, PartialEq)]
@@ -68,6 +87,8 @@ pub struct TrainConfig {
     pub schedule: LrSchedule,
     /// Steps of linear warm-up.
     pub warmup: u64,
+    /// Steps of the final line (`wsd`).
+    pub decay: u64,
     /// AdamW's first decay.
     pub beta1: f64,
     /// AdamW's second decay.
@@ -76,6 +97,8 @@ pub struct TrainConfig {
     pub eps: f64,
     /// Decoupled weight decay, on matrices only.
     pub weight_decay: f64,
+    /// Tensors without decay: parts of names, `*` for anything.
+    pub no_decay: Vec<String>,
     /// Limit of the global gradient norm; 0: none.
     pub clip: f64,
     /// Seed of the initial weights.
@@ -84,6 +107,10 @@ pub struct TrainConfig {
     pub eval_every: u64,
     /// Sequences in a validation.
     pub eval_sequences: usize,
+    /// Validations in a row without a new best after which the run ends; 0: never.
+    pub patience: u64,
+    /// Text samples.
+    pub sample: SampleConfig,
 }
 
 /// `[checkpoint]`
@@ -93,6 +120,8 @@ pub struct CheckpointConfig {
     pub every: u64,
     /// Checkpoints kept.
     pub keep: usize,
+    /// A checkpoint at every new best validation, kept beside the newest ones.
+    pub best: bool,
 }
 
 /// A validated run.
@@ -178,6 +207,7 @@ pub(crate) fn checkpoint(values: &Values) -> Result<CheckpointConfig, SpecError>
     Ok(CheckpointConfig {
         every: values.need("checkpoint.every")? as u64,
         keep: values.need("checkpoint.keep")?.max(1),
+        best: values.bool("checkpoint.best").expect("has a default"),
     })
 }
 
@@ -219,18 +249,29 @@ pub(crate) fn train(values: &Values) -> Result<TrainConfig, SpecError> {
         lr_min: float("train.lr_min"),
         schedule: word(values, "train.schedule")?,
         warmup: values.need("train.warmup")? as u64,
+        decay: values.need("train.decay")? as u64,
         beta1: float("train.beta1"),
         beta2: float("train.beta2"),
         eps: float("train.eps"),
         weight_decay: float("train.weight_decay"),
+        no_decay: values.texts("train.no_decay"),
         clip: float("train.clip"),
         seed: values.need("train.seed")? as u64,
         eval_every: values.need("train.eval_every")? as u64,
         eval_sequences: values.need("train.eval_sequences")?,
+        patience: values.need("train.patience")? as u64,
+        sample: SampleConfig {
+            every: values.need("train.sample_every")? as u64,
+            prompt: values.text("train.sample_prompt").expect("has a default").to_owned(),
+            tokens: values.need("train.sample_tokens")?,
+            temperature: float("train.sample_temperature") as f32,
+            top_k: values.need("train.sample_top_k")?,
+        },
     };
     let unit = 0.0..1.0;
     let sound = train.steps > 0
-        && train.warmup <= train.steps
+        && train.warmup + train.decay <= train.steps
+        && train.sample.temperature >= 0.0
         && train.lr >= 0.0
         && train.lr_min >= 0.0
         && unit.contains(&train.beta1)
@@ -239,14 +280,33 @@ pub(crate) fn train(values: &Values) -> Result<TrainConfig, SpecError> {
         && train.weight_decay >= 0.0
         && train.clip >= 0.0;
     if sound {
-        return Ok(train);
+        let law = |what: &str, remedy: &str| {
+            let factors = format!(
+                "schedule {}, warmup {}, decay {}, eval_every {}",
+                train.schedule, train.warmup, train.decay, train.eval_every
+            );
+            Err(SpecError::law(what, factors, remedy))
+        };
+        return match train.schedule {
+            LrSchedule::Wsd if train.decay == 0 => {
+                law("train.schedule = wsd needs its last line", "set train.decay, such as a tenth of train.steps")
+            }
+            LrSchedule::Rsqrt if train.warmup == 0 => {
+                law("train.schedule = rsqrt falls from the end of the warm-up", "set train.warmup")
+            }
+            _ if train.patience > 0 && train.eval_every == 0 => {
+                law("train.patience counts validations, and there are none before the end", "set train.eval_every")
+            }
+            _ => Ok(train),
+        };
     }
     Err(SpecError::law(
-        "[train] needs steps >= 1, warmup <= steps, betas in 0..1, eps > 0, and no negative lr, lr_min, weight_decay or clip",
+        "[train] needs steps >= 1, warmup + decay <= steps, betas in 0..1, eps > 0, and no negative lr, lr_min, weight_decay, clip or sample_temperature",
         format!(
-            "steps {}, warmup {}, lr {}, lr_min {}, beta1 {}, beta2 {}, eps {}, weight_decay {}, clip {}",
+            "steps {}, warmup {}, decay {}, lr {}, lr_min {}, beta1 {}, beta2 {}, eps {}, weight_decay {}, clip {}",
             train.steps,
             train.warmup,
+            train.decay,
             train.lr,
             train.lr_min,
             train.beta1,

@@ -177,10 +177,11 @@ impl<'a> Executor<'a> {
         self.memory.tokens.insert(unit, tokens);
     }
 
-    /// The rows that the last norm of `unit` left, whose forward ends here.
-    pub(crate) fn take_normed(&mut self, unit: Unit) -> Result<Vec<f32>, TrainError> {
+    /// Drops what is known of a unit whose forward is over.
+    pub(crate) fn forget(&mut self, unit: Unit) {
         self.memory.saved.retain(|(_, kept), _| *kept != unit);
-        need(&mut self.memory.regs.normed, "normed")
+        self.memory.tokens.remove(&unit);
+        self.memory.losses.remove(&unit);
     }
 
     fn compute(&mut self, mode: Mode, instr: &Instr, pass: Pass, segment: Segment) -> Result<(), TrainError> {

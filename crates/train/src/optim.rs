@@ -11,10 +11,18 @@ pub fn learning_rate(train: &TrainConfig, step: u64) -> f64 {
     if step < train.warmup {
         return train.lr * step as f64 / train.warmup as f64;
     }
+    match train.schedule {
+        LrSchedule::Wsd => {
+            let left = (train.steps - step.min(train.steps)).min(train.decay);
+            return train.lr_min + (train.lr - train.lr_min) * left as f64 / train.decay.max(1) as f64;
+        }
+        LrSchedule::Rsqrt => return (train.lr * (train.warmup as f64 / step as f64).sqrt()).max(train.lr_min),
+        _ => {}
+    }
     let rest = (train.steps - train.warmup).max(1) as f64;
     let done = (step - train.warmup) as f64 / rest;
     let share = match train.schedule {
-        LrSchedule::Constant => return train.lr,
+        LrSchedule::Constant | LrSchedule::Wsd | LrSchedule::Rsqrt => return train.lr,
         LrSchedule::Linear => 1.0 - done,
         LrSchedule::Cosine => 0.5 * (1.0 + kernels::math::cos64(std::f64::consts::PI * done)),
     };
@@ -32,6 +40,18 @@ fn power(beta: f64, step: u64) -> f64 {
         exponent >>= 1;
     }
     out
+}
+
+/// True if `part` occurs in `name`; `*` in it stands for anything.
+fn names(part: &str, name: &str) -> bool {
+    let mut rest = name;
+    part.split('*').all(|piece| match rest.find(piece) {
+        Some(at) => {
+            rest = &rest[at + piece.len()..];
+            true
+        }
+        None => false,
+    })
 }
 
 /// AdamW on the elements that `chunk` owns, from the summed gradients.
@@ -52,7 +72,8 @@ pub fn apply(ctx: &kernels::Ctx, train: &TrainConfig, step: u64, decision: &Deci
         if lo >= hi {
             continue;
         }
-        let weight_decay = if held.tensor.decays() { train.weight_decay as f32 } else { 0.0 };
+        let decays = held.tensor.decays() && !train.no_decay.iter().any(|part| names(part, &held.tensor.name));
+        let weight_decay = if decays { train.weight_decay as f32 } else { 0.0 };
         let moments = lo - owned.start..hi - owned.start;
         kernels::adamw(
             ctx,
@@ -88,6 +109,23 @@ mod tests {
         assert!((learning_rate(&linear, 5) - 0.5).abs() < 1e-12);
         assert_eq!(learning_rate(&linear, 10), 0.0);
         assert_eq!(learning_rate(&train("schedule = \"constant\""), 10), 1.0);
+    }
+
+    #[test]
+    fn stable_then_a_line_and_inverse_square_root() {
+        let wsd = train("schedule = \"wsd\"\ndecay = 4\nwarmup = 2\nlr_min = 0.2");
+        let at: Vec<f64> = (1..=10).map(|s| learning_rate(&wsd, s)).collect();
+        assert_eq!(at[..6], [0.5, 1.0, 1.0, 1.0, 1.0, 1.0]);
+        assert!((at[7] - 0.6).abs() < 1e-12 && (at[9] - 0.2).abs() < 1e-12, "{at:?}");
+        let rsqrt = train("schedule = \"rsqrt\"\nwarmup = 2");
+        assert_eq!((learning_rate(&rsqrt, 2), learning_rate(&rsqrt, 8)), (1.0, 0.5));
+    }
+
+    #[test]
+    fn tensors_are_named_by_parts() {
+        let name = "model.layers.0.self_attn.o_proj.weight";
+        assert!(names("o_proj", name) && names("layers.0.*.o_proj", name) && names("*", name));
+        assert!(!names("layers.1.*", name) && !names("o_proj*self_attn", name));
     }
 
     #[test]

@@ -7,6 +7,7 @@ use kernels::NUMERICS_VERSION;
 use serde::{Deserialize, Serialize};
 use spec::tensors::Cut;
 
+use crate::best::Best;
 use crate::error::TrainError;
 use crate::exec::Executor;
 use crate::mutant::Mutant;
@@ -78,7 +79,9 @@ pub struct Saved {
 ///
 /// # Errors
 /// The fabric's.
-pub fn save(executor: &Executor, root: &Path, step: u64) -> Result<Result<Saved, String>, TrainError> {
+///
+/// `best` is the step of the best validation: its checkpoint is kept, and marked once it is there.
+pub fn save(executor: &Executor, root: &Path, step: u64, best: &Best) -> Result<Result<Saved, String>, TrainError> {
     let cursor = step * executor.run.grid.batch() as u64;
     let digest = digest(executor, cursor)?;
     let (endpoint, world) = (&executor.comm.endpoint, &executor.comm.world);
@@ -109,7 +112,11 @@ pub fn save(executor: &Executor, root: &Path, step: u64) -> Result<Result<Saved,
         let folder = checkpoint::step_dir(root, step);
         match &result {
             // An old checkpoint that cannot be removed is no reason to stop.
-            Ok(_) => drop(checkpoint::prune(root, executor.run.checkpoint.keep)),
+            Ok(_) => {
+                mark_best(root, best);
+                let kept: Vec<u64> = best.best.iter().map(|(step, _)| *step).collect();
+                drop(checkpoint::prune_but(root, executor.run.checkpoint.keep, &kept));
+            }
             // What is left of a failed one must not fill the disk further.
             Err(_) if !folder.join(checkpoint::MANIFEST).exists() => drop(checkpoint::discard(root, step)),
             Err(_) => {}
@@ -120,6 +127,15 @@ pub fn save(executor: &Executor, root: &Path, step: u64) -> Result<Result<Saved,
     let result: Result<(String, u64), String> =
         serde_json::from_slice(&verdict).map_err(|e| TrainError::Internal(e.to_string()))?;
     Ok(result.map(|(path, bytes)| Saved { path, bytes }))
+}
+
+/// Writes `best.json` beside the checkpoints if the best validation's step has one. A marker that cannot be written is
+/// no reason to stop.
+fn mark_best(root: &Path, best: &Best) {
+    let Some((step, loss)) = best.best.filter(|(step, _)| checkpoint::step_dir(root, *step).exists()) else { return };
+    let text = serde_json::json!({ "schema": 1, "step": step, "validation_loss": loss }).to_string() + "\n";
+    let (new, at) = (root.join("best.json.tmp"), root.join("best.json"));
+    let _ = std::fs::write(&new, text).and_then(|()| std::fs::rename(&new, &at));
 }
 
 fn gather(parts: &[Vec<u8>]) -> Result<Vec<FileEntry>, String> {

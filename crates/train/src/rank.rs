@@ -12,14 +12,17 @@ use events::{Event, RankReport, Step};
 use fabric::Endpoint;
 use kernels::{Ctx, NUMERICS_VERSION, Simd};
 use program::{Mode, Program};
+use serde::{Deserialize, Serialize};
 use spec::{Run, Unit};
 
+use crate::best::Best;
 use crate::buffers::Tokens;
 use crate::error::TrainError;
 use crate::exec::{Executor, Outcome};
 use crate::mutant::{self, Mutant};
 use crate::optim::learning_rate;
 use crate::persist;
+use crate::sample::Sampling;
 
 /// How often a checkpoint at the end of a run is tried before the run ends without it.
 const FINAL_CHECKPOINT_TRIES: u32 = 5;
@@ -44,17 +47,21 @@ pub struct Job {
     pub peak_gflops: f64,
     /// Asks for a stop after the step under way.
     pub stop: Arc<AtomicBool>,
+    /// Validations before the resume.
+    pub best: Best,
     /// A deliberate fault, that a proof must catch.
     pub mutant: Option<Mutant>,
 }
 
 /// How a rank ended.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Ended {
     /// All steps done.
     Finished,
     /// Stopped on request, after a checkpoint at this step.
     Stopped(u64),
+    /// Ended after this step: `train.patience` validations in a row brought no new best.
+    Exhausted(u64),
 }
 
 /// Runs the rank behind `endpoint`; rank 0 speaks for the run, all ranks report their own end.
@@ -85,6 +92,7 @@ pub fn run(job: &Job, endpoint: Endpoint, sink: &dyn Fn(Event)) -> Result<Ended,
         sink,
         time: vec![("setup".into(), began.elapsed().as_secs_f64())],
         failed_checkpoint: false,
+        best: job.best,
     };
     let ended = rank_run.steps(done)?;
     rank_run.finish();
@@ -100,6 +108,7 @@ struct RankRun<'a> {
     sink: &'a dyn Fn(Event),
     time: Vec<(String, f64)>,
     failed_checkpoint: bool,
+    best: Best,
 }
 
 impl RankRun<'_> {
@@ -121,20 +130,24 @@ impl RankRun<'_> {
         let run = &self.job.run;
         let (steps, every) = (run.train.steps, run.checkpoint.every);
         let mut ended = Ended::Finished;
-        let mut saved = done;
-        let mut last = done;
+        let (mut saved, mut last) = (done, done);
         for step in done + 1..=steps {
+            if self.best.exhausted(run.train.patience) {
+                ended = Ended::Exhausted(last);
+                break;
+            }
             let stop = self.step(step)?;
             last = step;
-            let eval = run.train.eval_every;
-            if (eval > 0 && step % eval == 0) || step == steps {
-                self.validate(step)?;
+            let due = |n: u64| n > 0 && step % n == 0;
+            let better = (due(run.train.eval_every) || step == steps) && self.validate(step)?;
+            if due(run.train.sample.every) {
+                self.sample(step)?;
             }
-            if self.job.digest_every > 0 && step % self.job.digest_every == 0 {
+            if due(self.job.digest_every) {
                 self.hashes(step)?;
             }
-            let due = self.failed_checkpoint || (every > 0 && step % every == 0);
-            if due && step < steps && !stop && self.checkpoint(step, step + 1)? {
+            let save = self.failed_checkpoint || due(every) || (better && run.checkpoint.best);
+            if save && step < steps && !stop && self.checkpoint(step, step + 1)? {
                 saved = step;
             }
             if stop && step < steps {
@@ -189,12 +202,13 @@ impl RankRun<'_> {
         Ok(decision.stop)
     }
 
-    fn validate(&mut self, step: u64) -> Result<(), TrainError> {
+    /// True if it was the best so far; the same on every rank.
+    fn validate(&mut self, step: u64) -> Result<bool, TrainError> {
         let run = &self.job.run;
         let data = &self.job.data;
         let wanted = (run.train.eval_sequences as u64).min(data.sequences(Split::Validation));
         if wanted == 0 {
-            return Ok(());
+            return Ok(false);
         }
         let began = Instant::now();
         let batch = run.grid.batch() as u64;
@@ -220,12 +234,20 @@ impl RankRun<'_> {
             total.bytes += sum.bytes;
         }
         self.spent("validation", began);
-        self.say(Event::Validation {
-            step,
-            loss: total.nats / total.tokens.max(1) as f64,
-            bits_per_byte: total.nats / std::f64::consts::LN_2 / total.bytes.max(1) as f64,
-            tokens: total.tokens,
-        });
+        let loss = total.nats / total.tokens.max(1) as f64;
+        let best = self.best.observe(step, loss);
+        let bits_per_byte = total.nats / std::f64::consts::LN_2 / total.bytes.max(1) as f64;
+        self.say(Event::Validation { step, loss, bits_per_byte, tokens: total.tokens, best });
+        Ok(best)
+    }
+
+    fn sample(&mut self, step: u64) -> Result<(), TrainError> {
+        let began = Instant::now();
+        let config = &self.job.run.train.sample;
+        let draw = Sampling { temperature: config.temperature, top_k: config.top_k, seed: step };
+        let text = self.executor.write_text(&self.eval, &config.prompt, config.tokens, draw)?;
+        self.spent("sample", began);
+        self.say(Event::Sample { step, text });
         Ok(())
     }
 
@@ -242,7 +264,7 @@ impl RankRun<'_> {
     /// True if it was written; if not, the run goes on and tries again after step `retry_at`.
     fn checkpoint(&mut self, step: u64, retry_at: u64) -> Result<bool, TrainError> {
         let began = Instant::now();
-        let result = persist::save(&self.executor, &self.job.checkpoints, step)?;
+        let result = persist::save(&self.executor, &self.job.checkpoints, step, &self.best)?;
         self.spent("checkpoint", began);
         self.failed_checkpoint = result.is_err();
         match result {

@@ -6,8 +6,8 @@ use std::sync::atomic::AtomicBool;
 
 use checkpoint::Checkpoint;
 use fabric::FabricOptions;
-use kernels::{Acc, Ctx, Mat, MatMut, Simd};
-use program::{Mode, Op, Segment};
+use kernels::{Ctx, Simd};
+use program::{Mode, Op, Program, TOKEN_BLOCK};
 use spec::{Run, Unit};
 
 use crate::buffers::Tokens;
@@ -54,14 +54,8 @@ pub fn continue_text(
     let ctx = Ctx::new(simd, run.layout.threads);
     let mut executor = Executor::new(&run, &ctx, endpoint, Arc::new(AtomicBool::new(false)));
     persist::load(&mut executor, &checkpoint)?;
-    let mut tokens: Vec<u32> = prompt.bytes().map(u32::from).collect();
-    for i in 0..len {
-        let window = &tokens[tokens.len().saturating_sub(run.train.seq)..];
-        let logits = executor.next_logits(window)?;
-        // End of document and padding are not text.
-        tokens.push(draw(&logits[..logits.len().min(256)], sampling, i as u64));
-    }
-    Ok(data::decode(&tokens))
+    let program = program::lower(&run, 0, Mode::Eval);
+    executor.write_text(&program, prompt, len, sampling)
 }
 
 fn draw(logits: &[f32], sampling: Sampling, index: u64) -> u32 {
@@ -85,52 +79,77 @@ fn draw(logits: &[f32], sampling: Sampling, index: u64) -> u32 {
 }
 
 impl Executor<'_> {
-    /// Logits after the last of `window`, at most a sequence of tokens, on a rank that hosts everything.
-    fn next_logits(&mut self, window: &[u32]) -> Result<Vec<f32>, TrainError> {
-        let (seq, rows) = (self.place.seq, self.place.rows());
-        let mut tokens = Tokens {
-            ids: vec![0; rows],
-            targets: vec![data::IGNORE; rows],
-            doc_start: vec![0; rows],
-            positions: (0..rows).map(|row| (row % seq) as u32).collect(),
-        };
-        tokens.ids[..window.len()].copy_from_slice(window);
-        let unit = Unit { cell: 0, mb: 0 };
-        let program = program::lower(self.run, self.place.rank, Mode::Eval);
-        let normed = self.run_until(&program, unit, tokens, Segment::HeadNorm)?;
-        let state = &self.chunks[&0];
-        let hidden = self.place.hidden;
-        let row = Mat::new(&normed, rows, hidden).rows_range(window.len() - 1..window.len());
-        let weight = state.param(0, state.head_role());
-        let vocab = weight.len() / hidden;
-        let mut logits = vec![0.0; vocab];
-        let w = Mat::new(weight, vocab, hidden);
-        kernels::product(self.ctx, row, w.t(), MatMut::new(&mut logits, 1, vocab), Acc::Store);
-        logits.truncate(self.place.vocab);
-        Ok(logits)
+    /// `len` tokens that follow `prompt`. All ranks call it, with their validation program; all get the same text.
+    ///
+    /// # Errors
+    /// What the fabric reports.
+    pub fn write_text(
+        &mut self,
+        program: &Program,
+        prompt: &str,
+        len: usize,
+        sampling: Sampling,
+    ) -> Result<String, TrainError> {
+        let mut tokens: Vec<u32> = prompt.bytes().map(u32::from).collect();
+        if tokens.is_empty() {
+            tokens.push(data::EOD.min(self.run.model.vocab as u32 - 1));
+        }
+        for i in 0..len {
+            let window = &tokens[tokens.len().saturating_sub(self.run.train.seq)..];
+            let logits = self.next_logits(program, window)?;
+            // End of document and padding are not text.
+            tokens.push(draw(&logits[..logits.len().min(256)], sampling, i as u64));
+        }
+        Ok(data::decode(&tokens))
     }
 
-    /// Runs the instructions of `unit` up to `segment`; gives the rows that it normed.
-    fn run_until(
-        &mut self,
-        program: &program::Program,
-        unit: Unit,
-        tokens: Tokens,
-        segment: Segment,
-    ) -> Result<Vec<f32>, TrainError> {
-        let end = program
-            .instrs
-            .iter()
-            .position(|i| i.unit == Some(unit) && matches!(i.op, Op::Compute(_, s) if s == segment));
-        let end = end.ok_or_else(|| TrainError::Internal(format!("no {segment:?} of {unit:?}")))?;
-        let mut tokens = Some(tokens);
-        for instr in &program.instrs[..=end] {
-            match instr.op {
-                Op::Load => self.put_tokens(unit, tokens.take().unwrap_or_default()),
-                _ => self.instruction(instr, Mode::Eval)?,
+    /// Logits after the last of `window`, at most a sequence of tokens: the forward of the first unit alone, by the ranks
+    /// that host it.
+    fn next_logits(&mut self, program: &Program, window: &[u32]) -> Result<Vec<f32>, TrainError> {
+        let (seq, rows) = (self.place.seq, self.place.rows());
+        let unit = Unit { cell: 0, mb: 0 };
+        self.capture = Some(Vec::new());
+        for instr in program.instrs.iter().filter(|instr| instr.unit == Some(unit)) {
+            if instr.op != Op::Load {
+                self.instruction(instr, Mode::Eval)?;
+                continue;
+            }
+            let mut tokens = Tokens {
+                ids: vec![0; rows],
+                targets: vec![data::IGNORE; rows],
+                doc_start: vec![0; rows],
+                positions: (0..rows).map(|row| (row % seq) as u32).collect(),
+            };
+            tokens.ids[..window.len()].copy_from_slice(window);
+            self.put_tokens(unit, tokens);
+        }
+        self.forget(unit);
+        // The ranks of the last chunk have a slice of the vocabulary each.
+        let row = window.len() - 1;
+        let mut mine = Vec::new();
+        for (_, block, i, values) in self.capture.take().unwrap_or_default() {
+            if block == row / TOKEN_BLOCK {
+                let (first, valid) = self.place.vocab_part(i);
+                let at = row % TOKEN_BLOCK * self.place.vocab_cell;
+                mine.extend(first.to_le_bytes());
+                mine.extend((valid as u32).to_le_bytes());
+                mine.extend(values[at..at + valid].iter().flat_map(|v| v.to_le_bytes()));
             }
         }
-        self.take_normed(unit)
+        let all = self.comm.endpoint.all_gather_bytes(&self.comm.world, &mine)?;
+        let mut logits = vec![f32::NEG_INFINITY; self.place.vocab];
+        for bytes in all {
+            let words: Vec<u32> = bytes.chunks_exact(4).map(|b| u32::from_le_bytes([b[0], b[1], b[2], b[3]])).collect();
+            let mut rest = &words[..];
+            while let [first, valid, tail @ ..] = rest {
+                let (first, valid) = (*first as usize, *valid as usize);
+                let slice = logits.get_mut(first..first + valid).filter(|_| tail.len() >= valid);
+                let slice = slice.ok_or_else(|| TrainError::Internal("a slice of logits does not fit".into()))?;
+                slice.iter_mut().zip(tail).for_each(|(logit, bits)| *logit = f32::from_bits(*bits));
+                rest = &tail[valid..];
+            }
+        }
+        Ok(logits)
     }
 }
 

@@ -9,7 +9,7 @@ use crate::error::TrainError;
 /// The label of a position without a target.
 const NO_LABEL: i64 = -100;
 
-/// Token ids with labels; every field is [sequence][position].
+/// Token ids with labels; every field is `[sequence][position]`.
 #[derive(Debug, Clone, PartialEq, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Batch {

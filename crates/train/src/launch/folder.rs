@@ -11,6 +11,7 @@ use kernels::NUMERICS_VERSION;
 use spec::Run;
 
 use super::Summary;
+use crate::best::Best;
 use crate::error::TrainError;
 use crate::rank::Ended;
 
@@ -103,6 +104,16 @@ impl RunFolder {
         Ok(Some(found))
     }
 
+    /// What the run's validations up to step `done` were, by its own log.
+    pub fn best_until(&self, done: u64) -> Best {
+        let text = fs::read_to_string(self.path.join("events.jsonl")).unwrap_or_default();
+        let of = |line: &str| match Event::from_line(line) {
+            Ok(Event::Validation { step, loss, .. }) => Some((step, loss)),
+            _ => None,
+        };
+        Best::replay(text.lines().filter_map(of), done)
+    }
+
     /// Creates the folder and its first files.
     ///
     /// # Errors
@@ -145,7 +156,7 @@ impl RunFolder {
         let value = match summary {
             Ok(s) => serde_json::json!({
                 "schema": events::SCHEMA,
-                "ended": match s.ended { Ended::Finished => "finished".into(), Ended::Stopped(n) => format!("stopped after step {n}") },
+                "ended": match s.ended { Ended::Finished => "finished".into(), Ended::Stopped(n) => format!("stopped after step {n}"), Ended::Exhausted(n) => format!("ended after step {n}: no better validation") },
                 "layout": run.layout.to_string(),
                 "digest": s.digest,
                 "numerics_version": NUMERICS_VERSION,

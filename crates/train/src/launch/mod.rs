@@ -24,6 +24,7 @@ use spec::{Run, Transport};
 pub use folder::RunFolder;
 pub use processes::rank_main;
 
+use crate::best::Best;
 use crate::error::TrainError;
 use crate::mutant::Mutant;
 use crate::rank::Ended;
@@ -126,6 +127,7 @@ pub fn train_mutant(
         cores,
         simd: request.simd.to_string(),
         checkpoints: folder.checkpoints(),
+        best: resume.as_ref().map_or(Best::default(), |checkpoint| folder.best_until(checkpoint.meta().step)),
         resume: resume.map(|checkpoint| checkpoint.path().to_owned()),
         digest_every: request.digest_every,
         peak_gflops: kernels::measure_peak(request.simd, busy),

@@ -115,8 +115,7 @@ fn listen(
         match serde_json::from_str(&line) {
             Ok(FromRank::Listening(address)) => drop(tell_address.send((rank, address))),
             Ok(FromRank::Event(event)) => drop(tell.send(News::Event(event))),
-            Ok(FromRank::Done(None)) => last = Some(Ok(Ended::Finished)),
-            Ok(FromRank::Done(Some(step))) => last = Some(Ok(Ended::Stopped(step))),
+            Ok(FromRank::Done(ended)) => last = Some(Ok(ended)),
             Ok(FromRank::Failed { code, reason }) => last = Some(Err(Failure { code, reason, silent: false })),
             Err(_) => eprintln!("rank {rank}: {line}"),
         }
@@ -187,10 +186,7 @@ pub fn rank_main() -> i32 {
     };
     match rank_body(&first, input, &report) {
         Ok(ended) => {
-            report(&FromRank::Done(match ended {
-                Ended::Finished => None,
-                Ended::Stopped(step) => Some(step),
-            }));
+            report(&FromRank::Done(ended));
             0
         }
         Err(e) => {

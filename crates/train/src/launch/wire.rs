@@ -9,9 +9,10 @@ use events::Event;
 use serde::{Deserialize, Serialize};
 use spec::Run;
 
+use crate::best::Best;
 use crate::error::TrainError;
 use crate::mutant::Mutant;
-use crate::rank::Job;
+use crate::rank::{Ended, Job};
 
 /// The hidden command under which the binary is a rank.
 pub const RANK_COMMAND: &str = "__rank";
@@ -35,6 +36,8 @@ pub struct JobSpec {
     pub digest_every: u64,
     /// Measured peak of the run's cores, GFLOP/s.
     pub peak_gflops: f64,
+    /// Validations before the resume.
+    pub best: Best,
     /// A deliberate fault, that a proof must catch.
     pub mutant: Option<Mutant>,
 }
@@ -59,6 +62,7 @@ impl JobSpec {
             digest_every: self.digest_every,
             peak_gflops: self.peak_gflops,
             stop,
+            best: self.best,
             mutant: self.mutant,
         })
     }
@@ -105,8 +109,8 @@ pub enum FromRank {
     Listening(String),
     /// Something happened.
     Event(Event),
-    /// The end of the rank: `None` finished, `Some(step)` stopped.
-    Done(Option<u64>),
+    /// The end of the rank.
+    Done(Ended),
     /// The end of the rank, with its exit code.
     Failed {
         /// Exit code that fits.

@@ -1,0 +1,86 @@
+//! Trains with all ranks as threads of the test.
+
+use std::path::Path;
+use std::sync::atomic::AtomicBool;
+use std::sync::{Arc, Mutex};
+
+use data::Dataset;
+use events::Event;
+use kernels::Simd;
+use spec::Run;
+use train::best::Best;
+use train::rank::{self, Ended, Job};
+
+/// Small, with two tensor cells and four data cells.
+pub const BASE: &str = r#"
+[model]
+preset = "nano"
+[data]
+source = "synthetic"
+[train]
+steps = 3
+batch = 8
+seq = 32
+lr = 1e-2
+eval_sequences = 3
+[grid]
+dp = 4
+tp = 2
+"#;
+
+/// What a run said, in order of the speaking rank.
+pub struct Told {
+    pub events: Vec<Event>,
+    pub ended: Ended,
+}
+
+impl Told {
+    pub fn digest(&self) -> &str {
+        let digest = |e: &Event| matches!(e, Event::Digest { .. });
+        match self.events.iter().rev().find(|e| digest(e)) {
+            Some(Event::Digest { digest, .. }) => digest,
+            _ => panic!("no digest"),
+        }
+    }
+}
+
+/// Trains [`BASE`] under `sets`, with checkpoints in `folder`, going on from `resume` with `best`.
+pub fn train_in(folder: &Path, sets: &[&str], resume: Option<&Path>, best: Best) -> Told {
+    let sets: Vec<String> = sets.iter().map(|s| s.to_string()).collect();
+    let run = Run::parse(BASE, "base", &sets, 1).unwrap();
+    let data = Arc::new(Dataset::open(&run.data, run.train.seq, None).unwrap());
+    let events = Mutex::new(Vec::new());
+    let endpoints = fabric::threads(run.layout.world() as u32, &fabric::FabricOptions::default()).unwrap();
+    let mut ended = Vec::new();
+    std::thread::scope(|scope| {
+        let mut handles = Vec::new();
+        for endpoint in endpoints {
+            let job = Job {
+                run: run.clone(),
+                data: data.clone(),
+                simd: Simd::detect(),
+                checkpoints: folder.to_owned(),
+                resume: resume.map(Path::to_owned),
+                digest_every: 0,
+                peak_gflops: 1.0,
+                stop: Arc::new(AtomicBool::new(false)),
+                best,
+                mutant: None,
+            };
+            let events = &events;
+            handles.push(scope.spawn(move || {
+                let sink = |event| events.lock().unwrap().push(event);
+                rank::run(&job, endpoint, &sink).unwrap_or_else(|e| panic!("{e}"))
+            }));
+        }
+        ended.extend(handles.into_iter().map(|h| h.join().unwrap()));
+    });
+    assert!(ended.iter().all(|e| *e == ended[0]), "all ranks end alike: {ended:?}");
+    Told { events: events.into_inner().unwrap(), ended: ended.swap_remove(0) }
+}
+
+/// The same in a folder that goes away.
+pub fn train(sets: &[&str]) -> Told {
+    let folder = tempfile::tempdir().unwrap();
+    train_in(folder.path(), sets, None, Best::default())
+}
