@@ -7,6 +7,7 @@ mod eval;
 mod show;
 mod train_cmd;
 
+use std::io::Write;
 use std::path::PathBuf;
 use std::process::ExitCode;
 use std::sync::Arc;
@@ -75,15 +76,18 @@ fn main() -> ExitCode {
         Command::Eval(args) => eval::run(&args),
         Command::Ckpt(command) => ckpt::run(&command),
         Command::Rank => {
-            // Ctrl-C at a terminal reaches every process of the group; the parent decides.
-            let _ = signal_hook::flag::register(signal_hook::consts::SIGINT, Arc::new(AtomicBool::new(false)));
+            // Ctrl-C at a terminal, `timeout` and service managers signal every process of the group; the parent decides.
+            for signal in [signal_hook::consts::SIGINT, signal_hook::consts::SIGTERM] {
+                let _ = signal_hook::flag::register(signal, Arc::new(AtomicBool::new(false)));
+            }
             return ExitCode::from(::train::launch::rank_main() as u8);
         }
     };
     match result {
         Ok(code) => ExitCode::from(code),
         Err(e) => {
-            eprintln!("error: {e}");
+            // That nobody listens must not change the exit code.
+            let _ = writeln!(std::io::stderr(), "error: {e}");
             ExitCode::from(e.exit_code() as u8)
         }
     }

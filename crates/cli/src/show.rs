@@ -76,7 +76,12 @@ impl Show {
         }
         let parts: Vec<_> = summary.time.iter().map(|(class, s)| format!("{class} {s:.2} s")).collect();
         let train = summary.time.iter().find(|(class, _)| class == "train").map_or(0.0, |(_, s)| *s);
-        line(&format!("wall {:.2} s = {} | goodput {:.1}%", summary.wall, parts.join(" + "), 100.0 * train / summary.wall));
+        line(&format!(
+            "wall {:.2} s = {} | goodput {:.1}%",
+            summary.wall,
+            parts.join(" + "),
+            100.0 * train / summary.wall
+        ));
         line("restarts 0");
         line(&format!("digest {}", summary.digest));
     }
@@ -109,6 +114,9 @@ fn text(event: &Event) -> Option<String> {
         Event::Checkpoint { step, path, bytes, seconds } => {
             let mb = *bytes as f64 / 1e6;
             format!("checkpoint of step {step} | {mb:.1} MB | {:.0} ms | {path}", 1000.0 * seconds)
+        }
+        Event::CheckpointFailed { step, reason, retry_at } if retry_at == step => {
+            format!("checkpoint of step {step} FAILED, and it is the last: {reason}")
         }
         Event::CheckpointFailed { step, reason, retry_at } => {
             format!("checkpoint of step {step} FAILED, the run goes on and tries again after step {retry_at}: {reason}")

@@ -19,6 +19,9 @@ pub struct Grid {
     pub microbatches: usize,
 }
 
+/// Most microbatches of a step: the program names each of them.
+pub const MICROBATCHES_MAX: usize = 1 << 20;
+
 /// One microbatch of one data cell: the unit of pipeline work.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Unit {
@@ -74,6 +77,15 @@ impl Grid {
             ));
         }
         let per_step = batch / microbatch;
+        if per_step > MICROBATCHES_MAX {
+            return Err(SpecError::law(
+                format!(
+                    "train.batch = {batch} in parts of {microbatch} makes {per_step} microbatches a step, at most {MICROBATCHES_MAX} are planned"
+                ),
+                factors,
+                "raise grid.microbatch, or lower train.batch",
+            ));
+        }
         let dp = dp.unwrap_or_else(|| Self::default_dp(per_step));
         if !per_step.is_multiple_of(dp) {
             return Err(SpecError::law(

@@ -5,6 +5,8 @@
 pub enum Kind {
     /// A count; takes suffixes K, M, G, T (decimal) and Ki, Mi, Gi (binary) as a string.
     Int,
+    /// A whole number without a limit.
+    Seed,
     /// A number.
     Float,
     /// true or false.
@@ -21,7 +23,8 @@ impl Kind {
     /// For error messages.
     pub fn expected(self) -> &'static str {
         match self {
-            Kind::Int => "a whole number, such as 8 or \"16Ki\"",
+            Kind::Int => "a whole number of at most 1T, such as 8 or \"16Ki\"",
+            Kind::Seed => "a whole number, such as 1",
             Kind::Float => "a number, such as 3e-4",
             Kind::Bool => "true or false",
             Kind::Text => "a text, such as \"synthetic\"",
@@ -74,7 +77,7 @@ keys! {
     "data.validation" Float "0.05" true "share of documents held out where validation_paths is empty";
     "data.masks" Bool "true" true "documents in a sequence do not see each other; positions restart";
     "data.eod" Bool "true" true "an end-of-document token (id 256) after every document";
-    "data.seed" Int "1" true "seed of the data order";
+    "data.seed" Seed "1" true "seed of the data order";
     "train.steps" Int "" true "optimizer steps";
     "train.batch" Int "" true "sequences per step";
     "train.seq" Int "" true "tokens per sequence";
@@ -89,7 +92,7 @@ keys! {
     "train.weight_decay" Float "0.1" true "AdamW, on matrices only";
     "train.no_decay" Texts "[]" true "tensors without decay: parts of names, `*` for anything, such as [\"embed_tokens\", \"layers.0.*.o_proj\"]";
     "train.clip" Float "1.0" true "limit of the global gradient norm; 0: none";
-    "train.seed" Int "1" true "seed of the initial weights";
+    "train.seed" Seed "1" true "seed of the initial weights";
     "train.eval_every" Int "0" true "steps between validations; 0: none but at the end";
     "train.eval_sequences" Int "16" true "sequences in a validation";
     "train.patience" Int "0" true "stop after so many validations in a row without a new best; 0: never";
@@ -115,6 +118,16 @@ keys! {
     "checkpoint.keep" Int "2" false "checkpoints kept";
     "checkpoint.best" Bool "false" false "a checkpoint at every new best validation, kept beside the newest ones";
     "cluster.ranks_per_host" Int "" false "ranks that share a host; unset: all";
+}
+
+/// The largest count: products of a few of them can still be told.
+pub const COUNT_MAX: i64 = 1_000_000_000_000;
+
+/// The sections of a run file, each once.
+pub fn sections() -> impl Iterator<Item = &'static str> {
+    let section = |k: &Key| k.path.split('.').next().unwrap_or_default();
+    let first = move |i: usize| i == 0 || section(&KEYS[i - 1]) != section(&KEYS[i]);
+    (0..KEYS.len()).filter(move |i| first(*i)).map(move |i| section(&KEYS[i]))
 }
 
 /// The key of a path.

@@ -263,7 +263,7 @@ impl Law<'_> {
             r.dp,
             r.tp,
             r.pp,
-            r.dp * r.tp * r.pp,
+            r.dp.saturating_mul(r.tp).saturating_mul(r.pp),
             r.schedule,
             r.zero,
             self.grid.dp,
@@ -317,9 +317,13 @@ impl Law<'_> {
                 ));
             }
         };
-        if r.pp * vpp > layers {
+        if r.pp.saturating_mul(vpp) > layers {
             return Err(self.broken(
-                format!("layout.pp = {} x layout.vpp = {vpp} asks for {} chunks of {layers} layers", r.pp, r.pp * vpp),
+                format!(
+                    "layout.pp = {} x layout.vpp = {vpp} asks for {} chunks of {layers} layers",
+                    r.pp,
+                    r.pp.saturating_mul(vpp)
+                ),
                 format!(
                     "set layout.vpp to at most {}, or layout.pp to at most {}",
                     (layers / r.pp).max(1),
@@ -341,12 +345,12 @@ impl Law<'_> {
     ) -> Result<Vec<Range<usize>>, SpecError> {
         let even: Vec<usize> = (0..parts).map(|i| total / parts + usize::from(i < total % parts)).collect();
         let counts = counts.unwrap_or(&even);
-        if counts.len() != parts || counts.iter().sum::<usize>() != total || counts.contains(&0) {
+        let sum = counts.iter().fold(0, |sum: usize, n| sum.saturating_add(*n));
+        if counts.len() != parts || sum != total || counts.contains(&0) {
             return Err(self.broken(
                 format!(
-                    "{key} = {counts:?} must be {parts} numbers of at least 1 that add up to the {total} {what} (it has {}, adding up to {})",
+                    "{key} = {counts:?} must be {parts} numbers of at least 1 that add up to the {total} {what} (it has {}, adding up to {sum})",
                     counts.len(),
-                    counts.iter().sum::<usize>()
                 ),
                 format!("leave {key} unset, or set it to such as {even:?}"),
             ));

@@ -14,6 +14,7 @@ pub mod model;
 pub mod run;
 pub mod runfile;
 pub mod tensors;
+mod train_law;
 pub mod tree;
 
 pub use error::SpecError;

@@ -113,7 +113,9 @@ pub(crate) fn preset_names() -> String {
     PRESETS.iter().map(|(name, _)| *name).collect::<Vec<_>>().join(", ")
 }
 
-/// The divisors of `n`, ascending.
+/// The divisors of `n`, ascending; in time sqrt(n), for what a person writes may be large.
 pub(crate) fn divisors(n: usize) -> Vec<usize> {
-    (1..=n).filter(|d| n.is_multiple_of(*d)).collect()
+    let small: Vec<usize> = (1..=n.isqrt()).filter(|d| n.is_multiple_of(*d)).collect();
+    let large = small.iter().rev().map(|d| n / d).filter(|d| d * d > n);
+    small.iter().copied().chain(large).collect()
 }

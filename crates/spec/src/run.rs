@@ -268,55 +268,8 @@ pub(crate) fn train(values: &Values) -> Result<TrainConfig, SpecError> {
             top_k: values.need("train.sample_top_k")?,
         },
     };
-    let unit = 0.0..1.0;
-    let sound = train.steps > 0
-        && train.warmup + train.decay <= train.steps
-        && train.sample.temperature >= 0.0
-        && train.lr >= 0.0
-        && train.lr_min >= 0.0
-        && unit.contains(&train.beta1)
-        && unit.contains(&train.beta2)
-        && train.eps > 0.0
-        && train.weight_decay >= 0.0
-        && train.clip >= 0.0;
-    if sound {
-        let law = |what: &str, remedy: &str| {
-            let factors = format!(
-                "schedule {}, warmup {}, decay {}, eval_every {}",
-                train.schedule, train.warmup, train.decay, train.eval_every
-            );
-            Err(SpecError::law(what, factors, remedy))
-        };
-        return match train.schedule {
-            LrSchedule::Wsd if train.decay == 0 => {
-                law("train.schedule = wsd needs its last line", "set train.decay, such as a tenth of train.steps")
-            }
-            LrSchedule::Rsqrt if train.warmup == 0 => {
-                law("train.schedule = rsqrt falls from the end of the warm-up", "set train.warmup")
-            }
-            _ if train.patience > 0 && train.eval_every == 0 => {
-                law("train.patience counts validations, and there are none before the end", "set train.eval_every")
-            }
-            _ => Ok(train),
-        };
-    }
-    Err(SpecError::law(
-        "[train] needs steps >= 1, warmup + decay <= steps, betas in 0..1, eps > 0, and no negative lr, lr_min, weight_decay, clip or sample_temperature",
-        format!(
-            "steps {}, warmup {}, decay {}, lr {}, lr_min {}, beta1 {}, beta2 {}, eps {}, weight_decay {}, clip {}",
-            train.steps,
-            train.warmup,
-            train.decay,
-            train.lr,
-            train.lr_min,
-            train.beta1,
-            train.beta2,
-            train.eps,
-            train.weight_decay,
-            train.clip
-        ),
-        "mend the one that is out of range",
-    ))
+    crate::train_law::check(&train)?;
+    Ok(train)
 }
 
 pub(crate) fn data(values: &Values, model: &Model) -> Result<DataConfig, SpecError> {

@@ -6,7 +6,7 @@ use toml::Value;
 
 use crate::error::SpecError;
 use crate::hf::HfConfig;
-use crate::keys::{KEYS, Key, Kind, key};
+use crate::keys::{COUNT_MAX, KEYS, Key, Kind, key, sections};
 use crate::model::{PRESETS, preset_names};
 
 /// Every set key with its value and where it came from.
@@ -92,8 +92,22 @@ impl Values {
     fn take(&mut self, section: &str, table: &toml::Table, name: &str) -> Result<(), SpecError> {
         for (field, value) in table {
             let path = if section.is_empty() { field.clone() } else { format!("{section}.{field}") };
+            let known = section.is_empty() && sections().any(|s| s == field);
             match value {
-                Value::Table(inner) if section.is_empty() => self.take(&path, inner, name)?,
+                Value::Table(inner) if section.is_empty() => {
+                    self.take(&path, inner, name)?;
+                    if inner.is_empty() && !known {
+                        return Err(unknown_section(field, name));
+                    }
+                }
+                _ if known => {
+                    return Err(SpecError::WrongType {
+                        key: path,
+                        given: value.to_string(),
+                        origin: name.into(),
+                        expected: format!("a section, such as [{field}]"),
+                    });
+                }
                 _ => self.put(&path, value.clone(), name)?,
             }
         }
@@ -170,6 +184,8 @@ impl Values {
         let mut section = "";
         for known in KEYS.iter().filter(|k| which(k)) {
             let Some((value, origin)) = self.set.get(known.path) else { continue };
+            // A comment ends with its line.
+            let origin = origin.replace(|c: char| c.is_control(), " ");
             let (in_section, field) = known.path.split_once('.').expect("every key has a section");
             if in_section != section {
                 section = in_section;
@@ -184,18 +200,23 @@ impl Values {
 fn typed(known: &Key, value: Value) -> Result<Value, String> {
     let given = value.to_string();
     let fits = match (known.kind, value) {
-        (Kind::Int, Value::Integer(n)) if n >= 0 => Value::Integer(n),
-        (Kind::Int, Value::String(s)) => Value::Integer(suffixed(&s).ok_or(given)?),
+        (Kind::Int, Value::Integer(n)) if (0..=COUNT_MAX).contains(&n) => Value::Integer(n),
+        (Kind::Int, Value::String(s)) => Value::Integer(suffixed(&s).filter(|n| *n <= COUNT_MAX).ok_or(given)?),
+        (Kind::Seed, Value::Integer(n)) if n >= 0 => Value::Integer(n),
         (Kind::Float, Value::Float(x)) if x.is_finite() => Value::Float(x),
         (Kind::Float, Value::Integer(n)) => Value::Float(n as f64),
         (Kind::Bool, Value::Boolean(b)) => Value::Boolean(b),
         (Kind::Text, Value::String(s)) => Value::String(s),
         // `--set layout.schedule=1f1b` reads as a word, a lone digit would not.
         (Kind::Texts, Value::Array(a)) if a.iter().all(Value::is_str) => Value::Array(a),
-        (Kind::Ints, Value::Array(a)) if a.iter().all(|v| v.as_integer().is_some_and(|n| n >= 0)) => Value::Array(a),
+        (Kind::Ints, Value::Array(a)) if a.iter().all(is_count) => Value::Array(a),
         _ => return Err(given),
     };
     Ok(fits)
+}
+
+fn is_count(value: &Value) -> bool {
+    value.as_integer().is_some_and(|n| (0..=COUNT_MAX).contains(&n))
 }
 
 fn suffixed(text: &str) -> Option<i64> {
@@ -218,10 +239,19 @@ fn unknown(path: &str, origin: &str) -> SpecError {
     let name = |full: &str| full.rsplit('.').next().unwrap_or(full).to_owned();
     let nearest = KEYS.iter().map(|k| k.path).max_by(|a, b| {
         let near = |k: &str| strsim::jaro_winkler(k, path).max(0.95 * strsim::jaro_winkler(&name(k), &name(path)));
-        near(a).total_cmp(&near(b))
+        // Of two as near, the one that begins like it for longer.
+        let alike = |k: &str| k.bytes().zip(path.bytes()).take_while(|(a, b)| a == b).count();
+        near(a).total_cmp(&near(b)).then_with(|| alike(a).cmp(&alike(b)))
     });
     let hint = format!("did you mean `{}`?", nearest.expect("the table is not empty"));
     SpecError::UnknownKey { key: path.into(), origin: origin.into(), hint }
+}
+
+fn unknown_section(section: &str, origin: &str) -> SpecError {
+    let near = |s: &str| strsim::jaro_winkler(s, section);
+    let nearest = sections().max_by(|a, b| near(a).total_cmp(&near(b))).expect("the table is not empty");
+    let hint = format!("did you mean `{nearest}`?");
+    SpecError::UnknownKey { key: section.into(), origin: origin.into(), hint }
 }
 
 fn missing(path: &str) -> SpecError {

@@ -49,6 +49,9 @@ pub enum TrainError {
         /// Its gradient norm.
         norm: f64,
     },
+    /// The state at the end of a run could not be saved.
+    #[error("{0}")]
+    LastCheckpoint(String),
     /// A file or folder of the run.
     #[error("{what} {path}: {source}")]
     Io {

@@ -91,7 +91,7 @@ pub fn run(job: &Job, endpoint: Endpoint, sink: &dyn Fn(Event)) -> Result<Ended,
         executor,
         sink,
         time: vec![("setup".into(), began.elapsed().as_secs_f64())],
-        failed_checkpoint: false,
+        failed_checkpoint: None,
         best: job.best,
     };
     let ended = rank_run.steps(done)?;
@@ -107,7 +107,8 @@ struct RankRun<'a> {
     executor: Executor<'a>,
     sink: &'a dyn Fn(Event),
     time: Vec<(String, f64)>,
-    failed_checkpoint: bool,
+    /// Why the last try of a checkpoint failed, if it did.
+    failed_checkpoint: Option<String>,
     best: Best,
 }
 
@@ -146,7 +147,7 @@ impl RankRun<'_> {
             if due(self.job.digest_every) {
                 self.hashes(step)?;
             }
-            let save = self.failed_checkpoint || due(every) || (better && run.checkpoint.best);
+            let save = self.failed_checkpoint.is_some() || due(every) || (better && run.checkpoint.best);
             if save && step < steps && !stop && self.checkpoint(step, step + 1)? {
                 saved = step;
             }
@@ -266,7 +267,7 @@ impl RankRun<'_> {
         let began = Instant::now();
         let result = persist::save(&self.executor, &self.job.checkpoints, step, &self.best)?;
         self.spent("checkpoint", began);
-        self.failed_checkpoint = result.is_err();
+        self.failed_checkpoint = result.as_ref().err().cloned();
         match result {
             Ok(saved) => {
                 let seconds = began.elapsed().as_secs_f64();
@@ -274,7 +275,7 @@ impl RankRun<'_> {
             }
             Err(reason) => self.say(Event::CheckpointFailed { step, reason, retry_at }),
         }
-        Ok(!self.failed_checkpoint)
+        Ok(self.failed_checkpoint.is_none())
     }
 
     fn last_checkpoint(&mut self, step: u64) -> Result<(), TrainError> {
@@ -286,10 +287,11 @@ impl RankRun<'_> {
                 return Ok(());
             }
         }
-        let path = self.job.checkpoints.clone();
-        let source =
-            std::io::Error::other(format!("{FINAL_CHECKPOINT_TRIES} tries failed; the older ones are untouched"));
-        Err(TrainError::Io { what: "the last checkpoint could not be written to", path, source })
+        let (tries, root) = (FINAL_CHECKPOINT_TRIES, self.job.checkpoints.display());
+        let reason = self.failed_checkpoint.as_deref().unwrap_or("unknown");
+        Err(TrainError::LastCheckpoint(format!(
+            "the last checkpoint, of step {step}, could not be written under {root} in {tries} tries: {reason}"
+        )))
     }
 
     fn finish(&self) {

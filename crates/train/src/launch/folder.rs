@@ -1,11 +1,11 @@
 //! The run's folder: what is in it, whose it is, what is written to it.
 
 use std::fs::{self, File};
-use std::io::Write;
+use std::io::{self, Write};
+use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 use std::time::Instant;
 
-use checkpoint::Checkpoint;
 use events::Event;
 use kernels::NUMERICS_VERSION;
 use spec::Run;
@@ -23,20 +23,48 @@ pub struct RunFolder {
 /// `events.jsonl`, open.
 pub struct EventLog {
     file: File,
+    // Bytes of whole lines.
+    len: u64,
     began: Instant,
     broken: bool,
 }
 
 impl EventLog {
-    /// Appends an event. A full disk must not stop a run: it is said once.
+    fn open(path: &Path) -> io::Result<Self> {
+        let mut file = File::options().read(true).append(true).open(path)?;
+        let mut len = file.metadata()?.len();
+        let mut last = [b'\n'];
+        if len > 0 {
+            file.read_exact_at(&mut last, len - 1)?;
+        }
+        if last != *b"\n" {
+            // A death in the middle of a line: the next one begins on its own.
+            file.write_all(b"\n")?;
+            len += 1;
+        }
+        Ok(Self { file, len, began: Instant::now(), broken: false })
+    }
+
+    /// Appends an event. A full disk must not stop a run: it is said once; a line is written whole or not at all.
     pub fn write(&mut self, event: &Event) {
         let line = event.to_line(self.began.elapsed().as_secs_f64()) + "\n";
-        if let Err(e) = self.file.write_all(line.as_bytes())
-            && !std::mem::replace(&mut self.broken, true)
-        {
-            eprintln!("events.jsonl cannot be written ({e}); the run goes on without it");
+        match self.file.write_all(line.as_bytes()) {
+            Ok(()) => self.len += line.len() as u64,
+            Err(e) => {
+                let _ = self.file.set_len(self.len);
+                if !std::mem::replace(&mut self.broken, true) {
+                    complain(&format!(
+                        "events.jsonl cannot be written ({e}); the run goes on, lines are missing there"
+                    ));
+                }
+            }
         }
     }
+}
+
+/// A line on standard error; that nobody listens is no reason to stop.
+pub fn complain(text: &str) {
+    let _ = writeln!(io::stderr(), "{text}");
 }
 
 impl RunFolder {
@@ -61,49 +89,6 @@ impl RunFolder {
         move |source| TrainError::Io { what, path, source }
     }
 
-    /// Whether this run may use the folder, and the checkpoint that it goes on from. Nothing is written.
-    ///
-    /// # Errors
-    /// A folder that holds another run, or any run without `resume`; `resume` without a checkpoint.
-    pub fn resume_point(
-        &self,
-        run: &Run,
-        resume: bool,
-        observe: &mut dyn FnMut(&Event),
-    ) -> Result<Option<Checkpoint>, TrainError> {
-        let path = self.path.display();
-        let used = fs::read_dir(&self.path).is_ok_and(|mut entries| entries.next().is_some());
-        if !resume {
-            return if used {
-                Err(TrainError::BadInput(format!(
-                    "the run directory {path} holds something already; add --resume to go on with the run in it, or choose another --run-dir"
-                )))
-            } else {
-                Ok(None)
-            };
-        }
-        let newest = checkpoint::newest(&self.checkpoints())?;
-        let Some(found) = newest.checkpoint else {
-            let damaged = newest.skipped.iter().map(|(_, e)| format!("\n  {e}")).collect::<String>();
-            return Err(TrainError::BadInput(format!(
-                "--resume finds no complete checkpoint under {}; start the run without --resume in another --run-dir{damaged}",
-                self.checkpoints().display()
-            )));
-        };
-        let tensors = spec::tensors::tensors(&run.model);
-        found.check_model(&run.definition(), &tensors, run.grid.tp, NUMERICS_VERSION)?;
-        let from = found.meta().step;
-        if from > run.train.steps {
-            let steps = run.train.steps;
-            return Err(TrainError::BadInput(format!("the checkpoint is at step {from}, train.steps = {steps}")));
-        }
-        for (step, reason) in &newest.skipped {
-            observe(&Event::Notice { text: format!("the checkpoint of step {step} is passed over: {reason}") });
-        }
-        observe(&Event::Notice { text: format!("going on after step {from} of {}", found.path().display()) });
-        Ok(Some(found))
-    }
-
     /// What the run's validations up to step `done` were, by its own log.
     pub fn best_until(&self, done: u64) -> Best {
         let text = fs::read_to_string(self.path.join("events.jsonl")).unwrap_or_default();
@@ -114,13 +99,16 @@ impl RunFolder {
         Best::replay(text.lines().filter_map(of), done)
     }
 
-    /// Creates the folder and its first files.
+    /// Creates the folder and its first files; also says what was set aside.
     ///
     /// # Errors
     /// Where the system refuses.
-    pub fn create(&self, run: &Run) -> Result<EventLog, TrainError> {
-        fs::create_dir_all(self.checkpoints()).map_err(self.io("cannot create", "checkpoints"))?;
-        self.set_damaged_aside()?;
+    pub fn create(&self, run: &Run) -> Result<(EventLog, Vec<String>), TrainError> {
+        fs::create_dir_all(self.checkpoints()).map_err(|e| {
+            let path = self.path.display();
+            TrainError::BadInput(format!("the run directory {path} cannot be made: {e}; choose another --run-dir"))
+        })?;
+        let notes = self.set_damaged_aside()?;
         fs::write(self.path.join("run.toml"), run.values.to_toml()).map_err(self.io("cannot write", "run.toml"))?;
         for name in ["interventions.jsonl", "events.jsonl"] {
             File::options()
@@ -129,23 +117,32 @@ impl RunFolder {
                 .open(self.path.join(name))
                 .map_err(self.io("cannot create", name))?;
         }
-        let file = File::options()
-            .append(true)
-            .open(self.path.join("events.jsonl"))
-            .map_err(self.io("cannot open", "events.jsonl"))?;
-        Ok(EventLog { file, began: Instant::now(), broken: false })
+        let log = EventLog::open(&self.path.join("events.jsonl")).map_err(self.io("cannot open", "events.jsonl"))?;
+        Ok((log, notes))
     }
 
     /// Steps that the run is about to write again must be free; what was saved is kept under another name.
-    fn set_damaged_aside(&self) -> Result<(), TrainError> {
+    fn set_damaged_aside(&self) -> Result<Vec<String>, TrainError> {
+        let mut notes = Vec::new();
         for (step, _) in checkpoint::newest(&self.checkpoints())?.skipped {
             let from = checkpoint::step_dir(&self.checkpoints(), step);
-            let to = from.with_extension("damaged");
-            if !to.exists() {
-                fs::rename(&from, &to).map_err(self.io("cannot set aside", "checkpoints"))?;
-            }
+            let name = |n: u32| from.with_extension(if n == 1 { "damaged".into() } else { format!("damaged-{n}") });
+            let to = (1..).map(name).find(|path| !path.exists()).expect("there are many numbers");
+            fs::rename(&from, &to).map_err(self.io("cannot set aside", "checkpoints"))?;
+            notes.push(format!("the damaged checkpoint of step {step} is kept as {}", to.display()));
         }
-        Ok(())
+        Ok(notes)
+    }
+
+    /// Adds to a death what there is to go on from.
+    pub fn advise(&self, error: TrainError) -> TrainError {
+        let TrainError::RankDied { rank, reason } = error else { return error };
+        let newest = checkpoint::newest(&self.checkpoints()).ok().and_then(|newest| newest.checkpoint);
+        let advice = match newest {
+            Some(found) => format!("--resume goes on after step {}", found.meta().step),
+            None => "there is no checkpoint to --resume from (checkpoint.every makes some on the way)".into(),
+        };
+        TrainError::RankDied { rank, reason: format!("{reason}; {advice}") }
     }
 
     /// Writes `summary.json`.

@@ -5,6 +5,7 @@
 
 mod folder;
 mod processes;
+mod resume;
 mod threads;
 pub mod wire;
 
@@ -103,8 +104,9 @@ pub fn train_mutant(
         notes.extend(spec::hf::HfConfig::read(&from.join(checkpoint::hf::CONFIG))?.notes);
     }
     let folder = RunFolder::new(&request.folder);
-    let resume = folder.resume_point(run, request.resume, observe)?;
-    let mut log = folder.create(run)?;
+    let (resume, mut known) = folder.resume_point(run, request.resume)?;
+    let (mut log, set_aside) = folder.create(run)?;
+    known.extend(set_aside);
     let mut observe = |event: &Event| {
         log.write(event);
         observe(event);
@@ -112,7 +114,8 @@ pub fn train_mutant(
     if let Some(mutant) = mutant {
         observe(&Event::Notice { text: format!("DELIBERATELY WRONG: {}", mutant.what()) });
     }
-    for text in notes {
+    known.extend(notes);
+    for text in known {
         observe(&Event::Notice { text });
     }
     if run.layout.world() == 1 {
@@ -133,18 +136,22 @@ pub fn train_mutant(
         peak_gflops: kernels::measure_peak(request.simd, busy),
         mutant,
     };
-    let mut ranks: Box<dyn Ranks> = match run.layout.transport {
-        _ if run.layout.world() == 1 => Box::new(threads::start(run, &job, data, request.stop.clone())?),
-        Transport::Threads => Box::new(threads::start(run, &job, data, request.stop.clone())?),
+    let boxed = |ranks: threads::ThreadRanks| Box::new(ranks) as Box<dyn Ranks>;
+    let started = match run.layout.transport {
+        _ if run.layout.world() == 1 => threads::start(run, &job, data, request.stop.clone()).map(boxed),
+        Transport::Threads => threads::start(run, &job, data, request.stop.clone()).map(boxed),
         Transport::Shm | Transport::Tcp => {
             drop(data);
-            Box::new(processes::start(&request.program, run, &job)?)
+            processes::start(&request.program, run, &job).map(|ranks| Box::new(ranks) as Box<dyn Ranks>)
         }
     };
     let mut collected = Collected::default();
-    let ended = collected.listen(ranks.as_mut(), request, &mut observe);
-    let summary = ended.and_then(|ended| collected.summary(ended, began));
-    folder.write_summary(run, &summary)?;
+    let ended = started.and_then(|mut ranks| collected.listen(ranks.as_mut(), request, &mut observe));
+    let summary = ended.and_then(|ended| collected.summary(ended, began)).map_err(|e| folder.advise(e));
+    if let Err(e) = folder.write_summary(run, &summary) {
+        // The state is saved, or the reason why it is not is about to be told.
+        folder::complain(&e.to_string());
+    }
     summary
 }
 
@@ -215,6 +222,7 @@ impl Collected {
         let mut failures: Vec<(usize, Failure)> = Vec::new();
         let mut stopping = false;
         let mut deadline: Option<Instant> = None;
+        let mut ending = false;
         while left > 0 {
             match ranks.news().recv_timeout(POLL) {
                 Ok(News::Event(event)) => {
@@ -225,7 +233,9 @@ impl Collected {
                     ended = how;
                     left -= 1;
                 }
-                Ok(News::Ended(rank, Err(failure))) => {
+                Ok(News::Ended(rank, Err(mut failure))) => {
+                    // Who was ended from here is not the cause.
+                    failure.silent &= !ending;
                     let event = Event::Failed { rank, code: failure.code, reason: failure.reason.clone() };
                     observe(&event);
                     failures.push((rank, failure));
@@ -239,9 +249,9 @@ impl Collected {
                 stopping = true;
                 ranks.stop();
             }
-            if deadline.is_some_and(|d| Instant::now() > d) {
+            if !ending && deadline.is_some_and(|d| Instant::now() > d) {
+                ending = true;
                 ranks.end();
-                deadline = None;
             }
         }
         match cause(failures) {

@@ -13,6 +13,7 @@ use events::Event;
 use fabric::{Endpoint, FabricOptions, ShmWorld};
 use spec::{Run, Transport};
 
+use super::folder::complain;
 use super::wire::{FabricSpec, FromRank, JobSpec, RANK_COMMAND, ToRank};
 use super::{Failure, News, Ranks};
 use crate::error::TrainError;
@@ -117,7 +118,7 @@ fn listen(
             Ok(FromRank::Event(event)) => drop(tell.send(News::Event(event))),
             Ok(FromRank::Done(ended)) => last = Some(Ok(ended)),
             Ok(FromRank::Failed { code, reason }) => last = Some(Err(Failure { code, reason, silent: false })),
-            Err(_) => eprintln!("rank {rank}: {line}"),
+            Err(_) => complain(&format!("rank {rank}: {line}")),
         }
     }
     // The output is closed, so the process has ended or is about to.
@@ -125,7 +126,7 @@ fn listen(
     let ended = last.unwrap_or_else(|| {
         let reason = match status {
             Ok(status) => match status.signal() {
-                Some(signal) => format!("it was ended by signal {signal}"),
+                Some(signal) => format!("it was ended by signal {signal}{}", known(signal)),
                 None => format!("it ended with {status}, its last words are above"),
             },
             Err(e) => format!("its exit status is unknown: {e}"),
@@ -133,6 +134,19 @@ fn listen(
         Err(Failure { code: 70, reason, silent: true })
     });
     drop(tell.send(News::Ended(rank, ended)));
+}
+
+/// What is known of a signal that ends a process.
+fn known(signal: i32) -> &'static str {
+    match signal {
+        4 => " (SIGILL: an instruction that this CPU does not have)",
+        6 => " (SIGABRT: it gave up, its last words are above)",
+        7 => " (SIGBUS: shared memory is used up, or a file became shorter)",
+        9 => " (SIGKILL: somebody killed it, or the system did because memory ran out)",
+        11 => " (SIGSEGV)",
+        15 => " (SIGTERM)",
+        _ => "",
+    }
 }
 
 impl Ranks for ProcessRanks {
@@ -151,8 +165,14 @@ impl Ranks for ProcessRanks {
     }
 
     fn end(&mut self) {
-        // A closed input ends a rank.
+        // A closed input ends a rank that runs; one that stands still must be killed.
         self.inputs.clear();
+        for child in &self.children {
+            // The listener may hold the lock: then the process is ending by itself.
+            if let Ok(mut child) = child.try_lock() {
+                let _ = child.kill();
+            }
+        }
     }
 }
 

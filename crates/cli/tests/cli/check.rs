@@ -1,0 +1,93 @@
+//! `lockstep check`: a verdict and a picture, without running or writing anything.
+
+use crate::common::{Lab, Out, same_tree};
+
+/// Checks `run.toml` with `sets` (`args` first); nothing may be written.
+fn check(args: &[&str], sets: &[&str]) -> Out {
+    let lab = Lab::new();
+    let before = lab.tree();
+    let sets: Vec<_> = sets.iter().map(|set| format!("--set={set}")).collect();
+    let words = ["check", "run.toml"].into_iter().chain(args.iter().copied()).chain(sets.iter().map(String::as_str));
+    let out = lab.lockstep(&words.collect::<Vec<_>>());
+    same_tree(&before, &lab.tree());
+    out
+}
+
+/// The verdict as an object.
+fn verdict(sets: &[&str]) -> serde_json::Value {
+    let out = check(&["--json"], sets).expect(0);
+    let value: serde_json::Value = serde_json::from_str(out.stdout.lines().next().unwrap()).unwrap();
+    assert_eq!((&value["kind"], &value["schema"], &value["verdict"]), (&"check".into(), &1.into(), &"sound".into()));
+    value
+}
+
+fn near(a: f64, b: f64) -> bool {
+    (a - b).abs() < 1e-9
+}
+
+#[test]
+fn the_bubble_of_1f1b_is_the_closed_form() {
+    for (stages, microbatches) in [(2, 8), (4, 8), (2, 2), (4, 4), (3, 8)] {
+        let batch = format!("train.batch={microbatches}");
+        // As many layers as make even stages.
+        let layers = format!("model.layers={}", stages * 2);
+        let value = verdict(&[&batch, &layers, "grid.dp=1", &format!("layout.pp={stages}")]);
+        let want = f64::from(stages - 1) / f64::from(microbatches + stages - 1);
+        let bubble = value["bubble"].as_f64().unwrap();
+        assert!(near(bubble, want), "pp {stages}, {microbatches} microbatches: {bubble} is not {want}");
+    }
+    assert!(near(verdict(&[])["bubble"].as_f64().unwrap(), 0.0));
+    let interleaved = verdict(&["layout.pp=2", "layout.schedule=interleaved"])["bubble"].as_f64().unwrap();
+    assert!(interleaved < 1.0 / 9.0, "two chunks a rank have a smaller bubble: {interleaved}");
+}
+
+#[test]
+fn the_text_shows_the_bubble_and_a_row_per_rank() {
+    let out = check(&[], &["layout.pp=4", "layout.dp=2"]).expect(0);
+    assert!(out.stdout.starts_with("sound: dp2 x tp1 x pp4 1f1b"), "{out}");
+    // 4 microbatches a rank, 4 stages: 3 / 7.
+    assert!(out.stdout.contains("bubble 42.9%"), "{out}");
+    let rows: Vec<_> = out.stdout.lines().filter(|line| line.starts_with("rank ") && line.ends_with('|')).collect();
+    assert_eq!(rows.len(), 8, "{out}");
+    for (rank, row) in rows.iter().enumerate() {
+        assert_eq!(row.split_whitespace().nth(1), Some(rank.to_string().as_str()), "{row}");
+        // Every rank passes its 4 units forward (0-3) and backward (a-d).
+        let work = row.split_once('|').unwrap().1;
+        assert!("0123abcd".chars().all(|unit| work.contains(unit)), "{row}: {out}");
+    }
+}
+
+#[test]
+fn the_program_is_listed() {
+    let sets = ["layout.pp=2", "layout.tp=2"];
+    let plain = check(&[], &sets).expect(0);
+    assert!(!plain.stdout.contains("| cell 0 mb 0"), "{plain}");
+    let out = check(&["--program"], &sets).expect(0);
+    for rank in 0..4 {
+        assert!(out.stdout.contains(&format!("\nrank {rank}: ")), "{out}");
+    }
+    for word in ["forward Embed", "backward", "ReduceScatter", "AllGather", "send Activation", "recv Activation"] {
+        assert!(out.stdout.contains(word), "{word}");
+    }
+    let one = check(&["--program", "--rank", "3"], &sets).expect(0);
+    assert!(one.stdout.contains("\nrank 3: ") && !one.stdout.contains("\nrank 2: "), "{one}");
+    // The same lists as objects, numbered from 0 on each rank.
+    let json = check(&["--program", "--json"], &sets).expect(0);
+    let mut next = [0u64; 4];
+    for line in json.stdout.lines().skip(1) {
+        let value: serde_json::Value = serde_json::from_str(line).unwrap();
+        assert_eq!((&value["kind"], &value["schema"]), (&"instruction".into(), &1.into()));
+        let rank = value["rank"].as_u64().unwrap() as usize;
+        assert_eq!(value["index"].as_u64(), Some(next[rank]));
+        next[rank] += 1;
+    }
+    assert!(next.iter().all(|count| *count > 100), "{next:?}");
+}
+
+#[test]
+fn what_cannot_be_laid_out_is_refused() {
+    let out = check(&[], &["layout.pp=9"]).expect(2);
+    out.says(&["layout.pp = 9", "4 layers", "at most 4"]);
+    assert!(out.stdout.is_empty(), "{out}");
+    check(&["--json"], &["layout.dp=3", "layout.cells=[4]"]).expect(2).says(&["layout.cells", "3 numbers"]);
+}

@@ -1,0 +1,140 @@
+//! A disk that is full, or refuses, when a checkpoint is due: the run goes on.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+
+use crate::common::{Lab, copy, same_tree, tree};
+
+/// A small file system in memory; gone when dropped.
+struct SmallDisk {
+    at: PathBuf,
+}
+
+fn mount(args: &[&str], at: &Path) -> bool {
+    let mut command = Command::new("mount");
+    command.args(args).arg(at).stderr(Stdio::null());
+    command.status().is_ok_and(|status| status.success())
+}
+
+impl SmallDisk {
+    /// `None` (said aloud) where mounting is not allowed.
+    fn new(at: PathBuf, kib: u32) -> Option<Self> {
+        fs::create_dir_all(&at).unwrap();
+        if mount(&["-t", "tmpfs", "-o", &format!("size={kib}k"), "tmpfs"], &at) {
+            return Some(Self { at });
+        }
+        println!("skipped: mounting a tmpfs is refused here (it needs root)");
+        None
+    }
+
+    fn grow(&self) {
+        assert!(mount(&["-o", "remount,size=16m"], &self.at), "the disk cannot be made larger");
+    }
+}
+
+impl Drop for SmallDisk {
+    fn drop(&mut self) {
+        let _ = Command::new("umount").arg("-l").arg(&self.at).status();
+    }
+}
+
+/// The checkpoint of this run has 0.7 MB.
+const SETS: [&str; 3] = ["train.steps=60", "checkpoint.every=2", "layout.dp=2"];
+
+fn whole() -> String {
+    Lab::new().train("out", &[], &SETS).expect(0).digest()
+}
+
+/// Every line of `events.jsonl`, which must all be whole; `path` is the run directory.
+fn events(path: &Path) -> Vec<serde_json::Value> {
+    let text = fs::read_to_string(path.join("events.jsonl")).unwrap();
+    text.lines().map(|line| serde_json::from_str(line).unwrap_or_else(|e| panic!("{e}: {line}"))).collect()
+}
+
+fn kinds<'e>(events: &'e [serde_json::Value], kind: &str) -> Vec<&'e serde_json::Value> {
+    events.iter().filter(|event| event["kind"] == kind).collect()
+}
+
+#[test]
+fn a_full_disk_is_retried_until_there_is_space() {
+    let lab = Lab::new();
+    // Room for one checkpoint, not for the next one beside it.
+    let Some(disk) = SmallDisk::new(lab.path("out/checkpoints"), 1000) else { return };
+    let mut run = lab.start_train("out", &[], &SETS);
+    run.wait_for(|line| line.starts_with("checkpoint of step 2 | "));
+    let failed = run.wait_for(|line| line.starts_with("checkpoint of step 4 "));
+    for word in ["FAILED", "the run goes on", "tries again after step 5", "No space left", "free some space"] {
+        assert!(failed.contains(word), "{word:?} is not in {failed}");
+    }
+    run.wait_for_step(7);
+    disk.grow();
+    run.wait_for(|line| line.starts_with("checkpoint of step ") && !line.contains("FAILED"));
+    let out = run.end().expect(0);
+    assert_eq!(out.digest(), whole());
+    let events = events(&lab.path("out"));
+    let failures = kinds(&events, "checkpoint_failed");
+    assert_eq!((failures[0]["step"].as_u64(), failures[0]["retry_at"].as_u64()), (Some(4), Some(5)));
+    assert!(failures[0]["reason"].as_str().unwrap().contains("No space left"));
+    // Tried again at every step, not only when the next one was due.
+    assert_eq!(failures[1]["step"].as_u64(), Some(5));
+    assert_eq!(kinds(&events, "checkpoint").last().unwrap()["step"].as_u64(), Some(60));
+    assert!(fs::read_to_string(lab.path("out/summary.json")).unwrap().contains("\"finished\""));
+}
+
+#[test]
+fn a_disk_that_stays_full_ends_the_run_after_all_steps() {
+    let lab = Lab::new();
+    let sets = ["train.steps=4", "checkpoint.every=2", "layout.dp=2"];
+    let Some(disk) = SmallDisk::new(lab.path("out/checkpoints"), 1000) else { return };
+    let out = lab.train("out", &[], &sets).expect(70);
+    out.says(&["last checkpoint", "step 4", "out/checkpoints", "5 tries", "No space left", "step 2", "--resume"]);
+    assert!(out.stdout.contains("step 4/4 "), "{out}");
+    let (events, summary) = (events(&lab.path("out")), fs::read_to_string(lab.path("out/summary.json")).unwrap());
+    assert_eq!(kinds(&events, "step").len(), 4);
+    assert_eq!(kinds(&events, "checkpoint_failed").len(), 5);
+    assert!(summary.contains("\"failed\"") && summary.contains("No space left"), "{summary}");
+    // The older checkpoint is whole: with space, nothing but two steps is lost.
+    disk.grow();
+    let resumed = lab.train("out", &["--resume"], &sets).expect(0);
+    assert!(resumed.stdout.contains("going on after step 2 "), "{resumed}");
+    assert_eq!(resumed.digest(), Lab::new().train("out", &[], &sets).expect(0).digest());
+}
+
+#[test]
+fn a_full_disk_under_the_whole_run_directory() {
+    let lab = Lab::new();
+    let Some(disk) = SmallDisk::new(lab.path("out"), 500) else { return };
+    let mut run = lab.start_train("out", &[], &SETS);
+    run.wait_for(|line| line.contains("FAILED"));
+    run.wait_for_step(8);
+    disk.grow();
+    let out = run.end().expect(0);
+    assert_eq!(out.digest(), whole());
+    // Lines may be missing from the log, but none is torn.
+    let events = events(&lab.path("out"));
+    assert_eq!(kinds(&events, "digest").len(), 1);
+    assert!(fs::read_to_string(lab.path("out/summary.json")).unwrap().contains("\"finished\""));
+}
+
+#[test]
+fn a_step_that_cannot_be_written_leaves_the_others_alone() {
+    let lab = Lab::new();
+    let sets = ["train.steps=6", "checkpoint.every=2", "checkpoint.keep=9", "layout.dp=2"];
+    let digest = lab.train("out", &[], &sets).expect(0).digest();
+    let again = Lab::new();
+    copy(&lab.path("out"), &again.path("out"));
+    let checkpoints = again.path("out/checkpoints");
+    for step in ["step-00000004", "step-00000006"] {
+        fs::remove_dir_all(checkpoints.join(step)).unwrap();
+    }
+    // A file where the folder of step 4 should be: no checkpoint can be written there.
+    fs::write(checkpoints.join("step-00000004"), "mine").unwrap();
+    let second = tree(&checkpoints.join("step-00000002"));
+    let out = again.train("out", &["--resume"], &sets).expect(0);
+    assert!(out.stdout.contains("checkpoint of step 4 FAILED, the run goes on"), "{out}");
+    assert!(out.stdout.contains("checkpoint of step 5 | "), "{out}");
+    assert_eq!(out.digest(), digest);
+    assert_eq!(fs::read_to_string(checkpoints.join("step-00000004")).unwrap(), "mine");
+    same_tree(&second, &tree(&checkpoints.join("step-00000002")));
+}

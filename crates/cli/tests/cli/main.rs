@@ -1,0 +1,11 @@
+//! What a user of the binary sees: messages, exit codes, files, processes and digests.
+
+mod bad_input;
+mod check;
+mod common;
+mod damaged;
+mod disk;
+mod layouts;
+mod orphans;
+mod output;
+mod signals;

@@ -1,0 +1,107 @@
+//! Being asked to stop: a checkpoint at the step, exit 3, and nothing lost.
+
+use std::fs;
+use std::sync::OnceLock;
+use std::time::{Duration, Instant};
+
+use rustix::process::Signal;
+
+use crate::common::{Lab, SLOW, gone_within, send};
+
+const STEPS: &str = "train.steps=60";
+
+fn uninterrupted() -> &'static str {
+    static DIGEST: OnceLock<String> = OnceLock::new();
+    DIGEST.get_or_init(|| Lab::new().train("out", &[], &[STEPS]).expect(0).digest())
+}
+
+/// The steps that have a checkpoint.
+fn saved(lab: &Lab) -> Vec<u64> {
+    let found = fs::read_dir(lab.path("out/checkpoints")).unwrap().map(|e| e.unwrap().file_name());
+    let mut steps: Vec<_> = found.map(|n| n.to_str().unwrap()["step-".len()..].parse().unwrap()).collect();
+    steps.sort();
+    steps
+}
+
+/// Stops a run under `layout` by `signal`, then goes on under `next`.
+fn stop_and_go_on(signal: Signal, layout: &[&str], next: &[&str]) {
+    let lab = Lab::new();
+    let mut run = lab.start_train("out", &[], &[&[STEPS], layout].concat());
+    run.wait_for_step(3);
+    run.signal(signal);
+    let out = run.end().expect(3);
+    let last = out.stdout.lines().filter_map(|line| line.strip_prefix("step ")?.split('/').next()?.parse().ok()).max();
+    let last: u64 = last.unwrap();
+    assert!((3..60).contains(&last), "{out}");
+    assert_eq!(saved(&lab), [last], "{out}");
+    assert!(out.digest() != uninterrupted());
+    let summary = fs::read_to_string(lab.path("out/summary.json")).unwrap();
+    assert!(summary.contains(&format!("stopped after step {last}")), "{summary}");
+    let out = lab.train("out", &["--resume"], &[&[STEPS], next].concat()).expect(0);
+    assert!(out.stdout.contains(&format!("going on after step {last} ")), "{out}");
+    assert!(out.stdout.contains(&format!("\nstep {}/60 ", last + 1)), "{out}");
+    assert!(!out.stdout.contains(&format!("\nstep {last}/60 ")), "{out}");
+    assert_eq!(out.digest(), uninterrupted());
+    let summary = fs::read_to_string(lab.path("out/summary.json")).unwrap();
+    assert!(summary.contains("\"finished\"") && summary.contains(uninterrupted()), "{summary}");
+}
+
+#[test]
+fn sigterm_stops_processes_after_a_checkpoint() {
+    stop_and_go_on(Signal::TERM, &["layout.dp=2", "layout.pp=2"], &["layout.tp=2"]);
+}
+
+#[test]
+fn sigint_stops_processes_after_a_checkpoint() {
+    stop_and_go_on(Signal::INT, &["layout.dp=2", "layout.zero=1", "layout.transport=tcp"], &[]);
+}
+
+#[test]
+fn sigterm_stops_threads_after_a_checkpoint() {
+    stop_and_go_on(Signal::TERM, &["layout.dp=2", "layout.transport=threads"], &["layout.dp=3", "layout.zero=1"]);
+    stop_and_go_on(Signal::TERM, &[], &["layout.pp=2"]);
+}
+
+#[test]
+fn a_signal_to_every_process_stops_as_one_to_the_parent() {
+    // Ctrl-C at a terminal, `timeout` and service managers signal the whole group.
+    for signal in [Signal::TERM, Signal::INT] {
+        let lab = Lab::new();
+        let mut run = lab.start_train("out", &[], &["train.steps=2000", "layout.dp=2"]);
+        let pids = run.ranks(2);
+        run.wait_for_step(3);
+        pids.iter().for_each(|pid| send(*pid, signal));
+        run.signal(signal);
+        let out = run.end().expect(3);
+        assert_eq!(saved(&lab).len(), 1, "{out}");
+    }
+}
+
+#[test]
+fn a_stop_before_the_first_step_stops_after_it() {
+    let lab = Lab::new();
+    let mut run = lab.start_train("out", &[], &["train.steps=2000", "layout.dp=2"]);
+    run.wait_for(|line| line.starts_with("rank "));
+    run.signal(Signal::TERM);
+    let out = run.end().expect(3);
+    assert!(saved(&lab)[0] < 100, "{out}");
+}
+
+#[test]
+fn a_second_signal_ends_at_once() {
+    for (signal, code) in [(Signal::TERM, 143), (Signal::INT, 130)] {
+        let lab = Lab::new();
+        let mut run = lab.start_train("out", &[], &[&SLOW[..], &["layout.dp=2"]].concat());
+        let pids = run.ranks(2);
+        // Both in one step: it takes seconds.
+        run.signal(signal);
+        std::thread::sleep(Duration::from_millis(100));
+        let began = Instant::now();
+        run.signal(signal);
+        let out = run.end().expect(code);
+        assert!(began.elapsed() < Duration::from_secs(2), "{:?}", began.elapsed());
+        assert!(!out.stdout.contains("\nstep 1/"), "the step was too short for this test: {out}");
+        gone_within(Duration::from_secs(2), &pids);
+        assert!(saved(&lab).is_empty());
+    }
+}

@@ -1,0 +1,152 @@
+//! Whether a run may use its folder, and the checkpoint that it goes on from. Nothing here writes.
+
+use std::collections::BTreeMap;
+use std::fs;
+use std::io;
+use std::path::Path;
+
+use checkpoint::Checkpoint;
+use kernels::NUMERICS_VERSION;
+use spec::Run;
+
+use super::RunFolder;
+use crate::error::TrainError;
+
+impl RunFolder {
+    /// The checkpoint that the run goes on from, if any, and what the person should know about it.
+    ///
+    /// # Errors
+    /// A folder that holds another run, or any run without `resume`; `resume` without a whole checkpoint of this run.
+    pub fn resume_point(&self, run: &Run, resume: bool) -> Result<(Option<Checkpoint>, Vec<String>), TrainError> {
+        let used = self.in_use()?;
+        if !resume {
+            return if used {
+                Err(TrainError::BadInput(format!(
+                    "the run directory {} holds something already; add --resume to go on with the run in it, or choose another --run-dir",
+                    self.path().display()
+                )))
+            } else {
+                Ok((None, Vec::new()))
+            };
+        }
+        let root = self.checkpoints();
+        let newest = checkpoint::newest(&root)?;
+        // Opened again for the reason with a look at what is older.
+        let reason = |(step, error): (u64, checkpoint::CheckpointError)| {
+            let again = Checkpoint::open(&checkpoint::step_dir(&root, step)).err();
+            (step, again.unwrap_or(error))
+        };
+        let skipped: Vec<_> = newest.skipped.into_iter().map(reason).collect();
+        let Some(found) = newest.checkpoint else {
+            let damaged = skipped.iter().map(|(_, e)| format!("\n  {e}")).collect::<String>();
+            return Err(TrainError::BadInput(format!(
+                "--resume finds no complete checkpoint under {}; start the run without --resume in another --run-dir{damaged}",
+                root.display()
+            )));
+        };
+        self.same_run(run, &found)?;
+        whole(&found)?;
+        let passed = |(step, e): &(u64, _)| format!("the checkpoint of step {step} is passed over: {e}");
+        let mut notes: Vec<_> = skipped.iter().map(passed).collect();
+        let (from, path) = (found.meta().step, found.path().display());
+        notes.push(format!("going on after step {from} of {path}"));
+        Ok((Some(found), notes))
+    }
+
+    /// Whether something is in the folder that a new run must not touch. A place prepared for checkpoints is not.
+    fn in_use(&self) -> Result<bool, TrainError> {
+        let refused = |reason: &dyn std::fmt::Display| {
+            let path = self.path().display();
+            TrainError::BadInput(format!("the run directory {path} cannot be used: {reason}; choose another --run-dir"))
+        };
+        match fs::metadata(self.path()) {
+            Err(e) if e.kind() == io::ErrorKind::NotFound => return Ok(false),
+            Err(e) => return Err(refused(&e)),
+            Ok(found) if !found.is_dir() => return Err(refused(&"it is not a folder")),
+            Ok(_) => {}
+        }
+        for entry in fs::read_dir(self.path()).map_err(|e| refused(&e))? {
+            let path = entry.map_err(|e| refused(&e))?.path();
+            if path != self.checkpoints() || has_steps(&path).map_err(|e| refused(&e))? {
+                return Ok(true);
+            }
+        }
+        Ok(false)
+    }
+
+    /// That the checkpoint is of the run in all that defines it.
+    fn same_run(&self, run: &Run, found: &Checkpoint) -> Result<(), TrainError> {
+        let (theirs, ours) = (&found.meta().definition, run.definition());
+        let differences = differences(theirs, &ours);
+        if !differences.is_empty() {
+            return Err(TrainError::BadInput(format!(
+                "{} belongs to another run: {}; use its run file ({} holds every value), or another --run-dir",
+                found.path().display(),
+                differences.join("; "),
+                self.path().join("run.toml").display()
+            )));
+        }
+        let tensors = spec::tensors::tensors(&run.model);
+        Ok(found.check_model(&ours, &tensors, run.grid.tp, NUMERICS_VERSION)?)
+    }
+}
+
+fn has_steps(checkpoints: &Path) -> io::Result<bool> {
+    if !checkpoints.is_dir() {
+        return Ok(true);
+    }
+    let mut names = fs::read_dir(checkpoints)?.map(|entry| Ok(entry?.file_name()));
+    names.try_fold(false, |any, name: io::Result<_>| Ok(any || name?.to_string_lossy().starts_with("step-")))
+}
+
+/// That every byte is what was written, before anything is touched.
+fn whole(found: &Checkpoint) -> Result<(), TrainError> {
+    let Some(problem) = found.verify().problems.into_iter().next() else { return Ok(()) };
+    let folder = found.path().display();
+    let remedy = match problem.older() {
+        Some(_) => {
+            format!(" (rename {folder} to {folder}.damaged, which loses nothing, then give the same command again)")
+        }
+        None => ", so start the run again in another --run-dir".into(),
+    };
+    Err(TrainError::BadInput(format!("{problem}{remedy}")))
+}
+
+/// The keys whose values differ between two definitions, each with both values.
+fn differences(theirs: &str, ours: &str) -> Vec<String> {
+    let (theirs, ours) = (values(theirs), values(ours));
+    let keys: std::collections::BTreeSet<_> = theirs.keys().chain(ours.keys()).collect();
+    let differ = keys.into_iter().filter(|key| theirs.get(*key) != ours.get(*key));
+    let show = |key: &str, value: Option<&&str>| value.map_or(format!("no {key}"), |value| format!("{key} = {value}"));
+    differ.map(|key| format!("{} there, {} here", show(key, theirs.get(key)), show(key, ours.get(key)))).collect()
+}
+
+/// The lines of a definition, by key with its section; a resolved default counts as if it were written.
+fn values(definition: &str) -> BTreeMap<String, &str> {
+    let mut section = "";
+    let mut values = BTreeMap::new();
+    for line in definition.lines() {
+        if let Some(name) = line.strip_prefix('[').and_then(|rest| rest.strip_suffix(']')) {
+            section = name;
+        } else if let Some((key, value)) = line.split_once(" = ") {
+            let key = if section == "resolved" { key.into() } else { format!("{section}.{key}") };
+            values.insert(key, value);
+        }
+    }
+    values
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn differences_name_keys_and_both_values() {
+        let theirs = "[model]\nffn = 96\n\n[train]\nlr = 0.1\n\n[resolved]\ngrid.dp = 4\n";
+        let ours = "[model]\nffn = 128\nvocab = 300\n\n[train]\nlr = 0.1\n\n[resolved]\ngrid.dp = 2\n";
+        let want = ["grid.dp = 4 there, grid.dp = 2 here", "model.ffn = 96 there, model.ffn = 128 here"];
+        assert_eq!(differences(theirs, ours)[..2], want);
+        assert_eq!(differences(theirs, ours)[2], "no model.vocab there, model.vocab = 300 here");
+        assert!(differences(ours, ours).is_empty());
+    }
+}
