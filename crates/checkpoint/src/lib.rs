@@ -11,6 +11,7 @@
 //!   manifest, written last, is in place.
 //! - [`newest`], [`Checkpoint::open`], [`Checkpoint::read`], [`Checkpoint::verify`],
 //!   [`prune`]: everything read is checked against its hash; an error names the tensor.
+//! - [`hf`]: weights of Hugging Face folders in and out.
 
 mod commit;
 mod digest;

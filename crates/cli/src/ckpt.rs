@@ -119,7 +119,7 @@ fn export(path: &Path, out: &Path, dtype: &str, shard_bytes_max: u64) -> Result<
     let options = ExportOptions { dtype, shard_bytes_max };
     let written = hf::export_checkpoint(&found, &run.model, out, &config, options)?;
     if let Some(from) = &run.from {
-        copy_tokenizer(from, out)?;
+        hf::copy_companions(from, out)?;
     }
     line(&format!(
         "step {} as {}: {} parameters, {} files, {:.1} MB",
@@ -130,16 +130,4 @@ fn export(path: &Path, out: &Path, dtype: &str, shard_bytes_max: u64) -> Result<
         written.bytes as f64 / 1e6
     ));
     Ok(0)
-}
-
-/// What belongs to the model and is not its weights.
-fn copy_tokenizer(from: &Path, to: &Path) -> Result<(), TrainError> {
-    for name in ["tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "generation_config.json"] {
-        let source = from.join(name);
-        if source.exists() {
-            std::fs::copy(&source, to.join(name))
-                .map_err(|e| TrainError::Io { what: "cannot copy", path: source, source: e })?;
-        }
-    }
-    Ok(())
 }

@@ -2,7 +2,7 @@
 //!
 //! The grid defines the numbers, the layout only says where they are computed; rows are
 //! free, sums are ordered. This crate knows the shapes and the orders; it computes nothing
-//! and reads nothing but the run file.
+//! and reads nothing but the run file and a model's `config.json`.
 
 mod batch;
 mod error;
