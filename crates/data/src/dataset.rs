@@ -1,16 +1,17 @@
 //! A source, split into training and validation, as sequences at any index.
 
-use std::collections::HashSet;
 use std::path::Path;
 
-use spec::run::{DataConfig, Source};
+use spec::run::{DataConfig, Packing};
 
+use crate::bestfit::BestFit;
+use crate::mixture::Mixture;
+use crate::open::{self, Entropy, Opened};
 use crate::permute::Permutation;
 use crate::random::key;
+use crate::store::{Piece, Store};
 use crate::stream::Stream;
-use crate::synthetic::{self, Language};
-use crate::text::{self, Documents};
-use crate::{DataError, Sequence, Split, cargo, holdout};
+use crate::{DataError, Sequence, Split, holdout, synthetic};
 
 /// Changes with anything in this crate that changes which token stands at an index.
 const ORDER_VERSION: u32 = 1;
@@ -18,126 +19,230 @@ const ORDER_VERSION: u32 = 1;
 /// The purpose of the keys of the training order, among all that `data.seed` is for.
 const ORDER: u64 = 1;
 
-/// The text of a run, cut into sequences. Immutable; any thread may ask for any sequence.
+/// The data of a run, cut into sequences. Immutable; any thread may ask for any sequence.
 #[derive(Debug)]
 pub struct Dataset {
-    config: DataConfig,
-    /// What was read, for people.
-    origin: String,
-    seq: usize,
-    text: Vec<u8>,
-    train: Stream,
-    validation: Stream,
-    held_out: String,
+    pub(crate) config: DataConfig,
+    pub(crate) seq: usize,
+    pub(crate) parts: Vec<Part>,
+    mixture: Option<Mixture>,
     hash: [u8; 32],
     skipped: u64,
     entropy: Option<Entropy>,
     notice: Option<String>,
 }
 
-/// What is known of the synthetic language, in bits per byte.
+/// One source of a data set.
 #[derive(Debug)]
-struct Entropy {
-    rate: f64,
-    /// With no byte of context, and with one.
-    with_less: [f64; 2],
+pub(crate) struct Part {
+    /// What was read, for people.
+    pub(crate) origin: String,
+    pub(crate) store: Store,
+    pub(crate) train: Pack,
+    pub(crate) validation: Stream,
+    held_out: String,
+    hash: [u8; 32],
+}
+
+/// Documents packed one way or the other.
+#[derive(Debug)]
+pub(crate) enum Pack {
+    Stream(Stream),
+    BestFit(BestFit),
+}
+
+impl Pack {
+    pub(crate) fn new(packing: Packing, pieces: Vec<Piece>, seq: usize, eod: bool, masks: bool) -> Self {
+        match packing {
+            Packing::Stream => Self::Stream(Stream::new(pieces, seq, eod, masks)),
+            Packing::BestFit => Self::BestFit(BestFit::new(pieces, seq, eod)),
+        }
+    }
+
+    pub(crate) fn sequences(&self) -> u64 {
+        match self {
+            Self::Stream(stream) => stream.sequences(),
+            Self::BestFit(plan) => plan.sequences(),
+        }
+    }
+
+    pub(crate) fn pieces(&self) -> &[Piece] {
+        match self {
+            Self::Stream(stream) => stream.pieces(),
+            Self::BestFit(plan) => plan.pieces(),
+        }
+    }
+
+    /// Tokens of each document's part of sequence `place`.
+    pub(crate) fn parts(&self, place: u64) -> Vec<usize> {
+        match self {
+            Self::Stream(stream) => stream.parts(place),
+            Self::BestFit(plan) => plan.parts(place),
+        }
+    }
+
+    fn cut(&self, store: &Store, place: u64) -> Sequence {
+        match self {
+            Self::Stream(stream) => stream.cut(store, place),
+            Self::BestFit(plan) => plan.cut(store, place),
+        }
+    }
+}
+
+impl Part {
+    fn new(opened: Opened, config: &DataConfig, seq: usize) -> Self {
+        let Opened { origin, store, own, hash, .. } = opened;
+        let pieces = store.pieces.clone();
+        let parts = if config.validation_paths.is_empty() {
+            holdout::choose(&store, pieces, config.validation, config.seed)
+        } else {
+            holdout::given(pieces, own)
+        };
+        let eod = store.eod.is_some();
+        let train = Pack::new(config.packing, parts.train, seq, eod, config.masks);
+        let validation = Stream::new(parts.validation, seq, eod, config.masks);
+        Self { origin, store, train, validation, held_out: parts.how, hash }
+    }
+
+    fn pieces(&self, split: Split) -> &[Piece] {
+        match split {
+            Split::Train => self.train.pieces(),
+            Split::Validation => self.validation.pieces(),
+        }
+    }
+
+    fn sequences(&self, split: Split) -> u64 {
+        match split {
+            Split::Train => self.train.sequences(),
+            Split::Validation => self.validation.sequences(),
+        }
+    }
+
+    fn tokens(&self, split: Split) -> usize {
+        self.pieces(split).iter().map(Piece::len).sum()
+    }
+
+    fn unit(&self) -> &'static str {
+        if self.store.is_text() { "bytes" } else { "tokens" }
+    }
+
+    fn check(&self, seq: usize) -> Result<(), DataError> {
+        let (origin, unit) = (self.origin.clone(), self.unit());
+        let found = self.tokens(Split::Train) as u64;
+        if found < seq as u64 {
+            return Err(DataError::TooLittle { origin, unit, found, needed: seq as u64 });
+        }
+        if self.train.sequences() == 0 {
+            return Err(DataError::NoTarget { origin, split: "train", unit, found, needed: 2 });
+        }
+        Ok(())
+    }
 }
 
 impl Dataset {
-    /// Reads the source that `config` names and cuts it into sequences of `seq` tokens. `cargo_home` is where Cargo
-    /// keeps its files; `None`: as the environment says. Where the files of source `cargo` are not there, the
-    /// synthetic language takes their place and [`Dataset::notice`] says so.
+    /// Reads what `config` names and cuts it into sequences of `seq` tokens. `cargo_home` is where Cargo keeps its
+    /// files; `None`: as the environment says. Where the files of source `cargo` are not there, the synthetic language
+    /// takes their place and [`Dataset::notice`] says so.
     ///
-    /// Validation takes the documents of `validation_paths`, which are then not trained on; else about the share
-    /// `validation` of the documents, chosen by a seeded hash of their content (so that copies stay together, and a
-    /// new document moves no other), at least one and never all. Of a single document it takes the last part, by
-    /// bytes. With a share of 0 there is no validation.
+    /// Validation takes the documents of `validation_paths`, which are then not trained on; else, of each source, about
+    /// the share `validation` of the documents, chosen by a seeded hash of their content (so that copies stay together,
+    /// and a new document moves no other), at least one and never all. Of a single document it takes the last part, by
+    /// tokens. With a share of 0 there is no validation. Validation is always packed as a stream, so that it means the
+    /// same under any packing.
     ///
     /// # Errors
     /// [`DataError`], with the path or the numbers and a remedy: paths that cannot be read, hold no text or only NUL,
-    /// less training text than one sequence, held-out text without a target.
+    /// damaged files of tokens, more ids than the model has, less training text than one sequence, held-out text
+    /// without a target.
     pub fn open(config: &DataConfig, seq: usize, cargo_home: Option<&Path>) -> Result<Self, DataError> {
         if seq == 0 || seq >= u32::MAX as usize {
             return Err(DataError::SequenceLength { seq, max: u32::MAX - 1 });
         }
-        let held_out_key = "data.validation_paths";
-        let without = text::canonical_files(&config.validation_paths, held_out_key)?;
-        let Read { origin, mut documents, entropy, notice } = Read::source(config, &without, cargo_home)?;
-        let of_source = documents.ends.len();
-        text::read(&mut documents, &config.validation_paths, &HashSet::new(), held_out_key)?;
-        let Documents { bytes: text, ends, skipped } = documents;
-        let starts = std::iter::once(0).chain(ends.iter().copied());
-        let pieces: Vec<_> = starts.zip(&ends).map(|(start, &end)| start..end).collect();
-        let hash = hash(&text, &ends);
-
-        let parts = if config.validation_paths.is_empty() {
-            holdout::choose(&text, pieces, config.validation, config.seed)
-        } else {
-            holdout::given(pieces, of_source)
+        let mut opened = open::open(config, cargo_home)?;
+        let skipped = opened.iter().map(|source| source.skipped).sum();
+        let (entropy, notice) = (opened[0].entropy.take(), opened[0].notice.take());
+        let parts: Vec<Part> = opened.into_iter().map(|source| Part::new(source, config, seq)).collect();
+        let hash = match parts.as_slice() {
+            [part] => part.hash,
+            parts => blake3::hash(parts.iter().map(|part| part.hash).collect::<Vec<_>>().as_flattened()).into(),
         };
-        let stream = |pieces| Stream::new(pieces, seq, config.eod, config.masks);
-        let dataset = Self {
-            config: config.clone(),
-            origin,
-            seq,
-            train: stream(parts.train),
-            validation: stream(parts.validation),
-            held_out: parts.how,
-            text,
-            hash,
-            skipped,
-            entropy,
-            notice,
-        };
-        dataset.check()?;
+        let mixture = (!config.weights.is_empty()).then(|| Mixture::new(&config.weights, config.seed));
+        let dataset = Self { config: config.clone(), seq, parts, mixture, hash, skipped, entropy, notice };
+        dataset.parts.iter().try_for_each(|part| part.check(seq))?;
+        let asked = config.validation > 0.0 || !config.validation_paths.is_empty();
+        if asked && dataset.sequences(Split::Validation) == 0 {
+            let part = &dataset.parts[dataset.parts.len() - 1];
+            let found = dataset.parts.iter().map(|part| part.tokens(Split::Validation) as u64).sum();
+            let (origin, needed) = (part.origin.clone(), if part.store.eod.is_some() { 1 } else { 2 });
+            return Err(DataError::NoTarget { origin, split: "validate", unit: part.unit(), found, needed });
+        }
         Ok(dataset)
     }
 
-    fn check(&self) -> Result<(), DataError> {
-        let origin = || self.origin.clone();
-        let found = self.train.bytes() as u64;
-        if found < self.seq as u64 {
-            return Err(DataError::TooLittle { origin: origin(), found, needed: self.seq as u64 });
-        }
-        if self.train.sequences() == 0 {
-            return Err(DataError::NoTarget { origin: origin(), split: "train", found, needed: 2 });
-        }
-        let asked = self.config.validation > 0.0 || !self.config.validation_paths.is_empty();
-        if asked && self.validation.sequences() == 0 {
-            let (found, needed) = (self.validation.bytes() as u64, if self.config.eod { 1 } else { 2 });
-            return Err(DataError::NoTarget { origin: origin(), split: "validate", found, needed });
-        }
-        Ok(())
-    }
-
-    /// Sequence `index` of the endless order of `split`: a pure function of the text, the configuration and `index`.
+    /// Sequence `index` of the endless order of `split`: a pure function of the data, the configuration and `index`.
     ///
     /// Epoch `index / sequences` of training visits every sequence once, in an order of its own that `data.seed`
-    /// names. Validation is in file order, and begins again at its end. The last sequence of the stream is padded. Every
-    /// sequence has a target, unless it holds only documents of one token, or one token, with masks.
+    /// names. In a mixture the seed and `index` name a source, and the order is that of the source, at the number of
+    /// its earlier sequences. Validation is in file order, and begins again at its end. The last sequence of the stream
+    /// is padded. Every sequence has a target, unless it holds only documents of one token, or one token, with masks.
     ///
     /// # Panics
     /// If the split has no sequences: validation with a share of 0.
     pub fn sequence(&self, split: Split, index: u64) -> Sequence {
-        self.stream(split).cut(&self.text, self.place(split, index))
+        let (part, place) = self.locate(split, self.place(split, index));
+        match split {
+            Split::Train => part.train.cut(&part.store, place),
+            Split::Validation => part.validation.cut(&part.store, place),
+        }
     }
 
-    /// Which sequence of the stream, counted from its beginning, stands at `index` of the order.
+    /// The source and its own sequence at `place`.
+    pub(crate) fn locate(&self, split: Split, mut place: u64) -> (&Part, u64) {
+        for part in &self.parts {
+            let sequences = part.sequences(split);
+            if place < sequences {
+                return (part, place);
+            }
+            place -= sequences;
+        }
+        panic!("a sequence {place} behind the last");
+    }
+
+    /// Which sequence, counted from the beginning of the first source, stands at `index` of the order.
     ///
     /// # Panics
     /// As for [`Dataset::sequence`].
     pub fn place(&self, split: Split, index: u64) -> u64 {
         let n = self.sequences(split);
         assert!(n > 0, "sequence {index} of a split that has none; ask `sequences` first");
-        match split {
-            Split::Train => Permutation::new(n, key(self.config.seed, &[ORDER, index / n])).at(index % n),
-            Split::Validation => index % n,
+        match (split, &self.mixture) {
+            (Split::Validation, _) => index % n,
+            (Split::Train, None) => Permutation::new(n, key(self.config.seed, &[ORDER, index / n])).at(index % n),
+            (Split::Train, Some(mixture)) => {
+                let (source, nth) = mixture.at(index);
+                let before: u64 = self.parts[..source].iter().map(|part| part.train.sequences()).sum();
+                let n = self.parts[source].train.sequences();
+                let key = key(self.config.seed, &[ORDER, nth / n, source as u64]);
+                before + Permutation::new(n, key).at(nth % n)
+            }
         }
     }
 
-    /// Sequences of `split` in one epoch: 0 only for validation with a share of 0.
+    /// Epochs begun and done of each source after `sequences` sequences of training, in the order of `data.paths`.
+    pub fn epochs(&self, sequences: u64) -> Vec<f64> {
+        let taken = |source: usize| match &self.mixture {
+            None => sequences,
+            Some(mixture) => {
+                let last = (0..sequences).rev().take(crate::mixture::BLOCK).find(|&i| mixture.at(i).0 == source);
+                last.map_or(0, |index| mixture.at(index).1 + 1)
+            }
+        };
+        self.parts.iter().enumerate().map(|(i, part)| taken(i) as f64 / part.train.sequences() as f64).collect()
+    }
+
+    /// Sequences of `split` in one epoch of every source: 0 only for validation with a share of 0.
     pub fn sequences(&self, split: Split) -> u64 {
-        self.stream(split).sequences()
+        self.parts.iter().map(|part| part.sequences(split)).sum()
     }
 
     /// Tokens in a sequence.
@@ -147,17 +252,17 @@ impl Dataset {
 
     /// Documents of `split`.
     pub fn documents(&self, split: Split) -> usize {
-        self.stream(split).documents()
+        self.parts.iter().map(|part| part.pieces(split).len()).sum()
     }
 
-    /// The text of `split`: its documents in order, with nothing between them.
+    /// The text of `split`: its documents in order, with nothing between them; empty where tokens are not bytes.
     pub fn bytes(&self, split: Split) -> Vec<u8> {
-        let pieces = self.stream(split).pieces().iter();
-        pieces.flat_map(|piece| &self.text[piece.clone()]).copied().collect()
+        let text = |part: &Part| part.pieces(split).iter().flat_map(|piece| part.store.bytes(piece).to_vec()).collect::<Vec<_>>();
+        self.parts.iter().flat_map(text).collect()
     }
 
-    /// BLAKE3 over all documents in order, each as its length (8 bytes, little-endian) and its bytes. File names do not
-    /// enter.
+    /// BLAKE3 over all documents in order, each as its length (8 bytes, little-endian) and its bytes; of tokens, over the
+    /// hashes of their files; of a mixture, over the hashes of its sources. File names do not enter.
     pub fn hash(&self) -> [u8; 32] {
         self.hash
     }
@@ -178,10 +283,15 @@ impl Dataset {
     /// give the same sequence at every index; where they differ, the name tells what to mend.
     pub fn fingerprint_parts(&self) -> Vec<(&'static str, String)> {
         let mut train = blake3::Hasher::new();
-        for piece in self.train.pieces() {
-            train.update(&(piece.start as u64).to_le_bytes()).update(&(piece.end as u64).to_le_bytes());
+        for (number, part) in self.parts.iter().enumerate() {
+            if number > 0 {
+                train.update(b"next source");
+            }
+            for piece in part.train.pieces() {
+                train.update(&(piece.start as u64).to_le_bytes()).update(&(piece.end as u64).to_le_bytes());
+            }
         }
-        vec![
+        let mut parts = vec![
             ("data order version", ORDER_VERSION.to_string()),
             ("text hash", hex(&self.hash)),
             ("training documents", train.finalize().to_hex().to_string()),
@@ -189,7 +299,17 @@ impl Dataset {
             ("data.masks", self.config.masks.to_string()),
             ("data.eod", self.config.eod.to_string()),
             ("data.seed", self.config.seed.to_string()),
-        ]
+        ];
+        if self.config.packing != Packing::Stream {
+            parts.push(("data.packing", self.config.packing.to_string()));
+        }
+        if self.mixture.is_some() {
+            parts.push(("data.weights", format!("{:?}", self.config.weights)));
+        }
+        if let Some(eod) = self.parts[0].store.eod.filter(|&eod| eod != crate::EOD) {
+            parts.push(("end-of-document token", eod.to_string()));
+        }
+        parts
     }
 
     /// BLAKE3 over [`Dataset::fingerprint_parts`].
@@ -204,19 +324,31 @@ impl Dataset {
     /// Lines to print at the start: the notice if any, the source with its size and hash, both splits, the floor.
     pub fn describe(&self) -> Vec<String> {
         let mut lines: Vec<String> = self.notice.iter().map(|notice| format!("data: {notice}")).collect();
-        let documents = self.train.documents() + self.validation.documents();
-        let (bytes, hash) = (grouped(self.text.len()), &hex(&self.hash)[..16]);
-        lines.push(format!("data: {}, {documents} documents, {bytes} bytes, blake3 {hash}", self.origin));
+        for part in &self.parts {
+            let documents = part.store.pieces.len();
+            let (tokens, unit, hash) = (grouped(part.store.len()), part.unit(), &hex(&part.hash)[..16]);
+            lines.push(format!("data: {}, {documents} documents, {tokens} {unit}, blake3 {hash}", part.origin));
+        }
         if self.skipped > 0 {
             lines.push(format!("data: {} empty files in folders left out", self.skipped));
         }
-        for (name, stream) in [("train", &self.train), ("validation", &self.validation)] {
-            let (documents, bytes, sequences) = (stream.documents(), grouped(stream.bytes()), stream.sequences());
-            let how = if name == "train" { String::new() } else { format!(" ({})", self.held_out) };
-            lines.push(format!(
-                "data: {name}: {documents} documents, {bytes} bytes, {sequences} sequences of {} tokens{how}",
-                self.seq
-            ));
+        for (number, part) in self.parts.iter().enumerate() {
+            let share = self.mixture.as_ref().map(|mixture| {
+                let share = mixture.count(number) as f64 / crate::mixture::BLOCK as f64;
+                format!(" of {}, {:.2}% of the sequences", part.origin, 100.0 * share)
+            });
+            for (name, split) in [("train", Split::Train), ("validation", Split::Validation)] {
+                let (documents, tokens, sequences) = (part.pieces(split).len(), grouped(part.tokens(split)), part.sequences(split));
+                let how = match split {
+                    Split::Train => share.clone().unwrap_or_default(),
+                    Split::Validation => format!(" ({})", part.held_out),
+                };
+                let unit = part.unit();
+                lines.push(format!(
+                    "data: {name}: {documents} documents, {tokens} {unit}, {sequences} sequences of {} tokens{how}",
+                    self.seq
+                ));
+            }
         }
         if let Some(Entropy { rate, with_less: [none, one] }) = self.entropy {
             let nats = rate * std::f64::consts::LN_2;
@@ -232,72 +364,6 @@ impl Dataset {
         }
         lines
     }
-
-    fn stream(&self, split: Split) -> &Stream {
-        match split {
-            Split::Train => &self.train,
-            Split::Validation => &self.validation,
-        }
-    }
-}
-
-/// What came of `data.source`.
-struct Read {
-    origin: String,
-    documents: Documents,
-    entropy: Option<Entropy>,
-    notice: Option<String>,
-}
-
-impl Read {
-    fn source(
-        config: &DataConfig,
-        without: &HashSet<std::path::PathBuf>,
-        cargo_home: Option<&Path>,
-    ) -> Result<Self, DataError> {
-        match config.source {
-            Source::Synthetic => Ok(Self::synthetic(None)),
-            Source::Cargo => Ok(match cargo::read(cargo_home) {
-                Ok(documents) => {
-                    Self { origin: "sources of the crates of lockstep".into(), documents, entropy: None, notice: None }
-                }
-                Err(reason) => Self::synthetic(Some(format!(
-                    "source `cargo` is not there, so the synthetic language is used: {reason}"
-                ))),
-            }),
-            Source::Text if config.paths.is_empty() => Err(DataError::NoPaths),
-            Source::Text => {
-                let mut documents = Documents::default();
-                text::read(&mut documents, &config.paths, without, "data.paths")?;
-                let more = config.paths.len() - 1;
-                let more = if more == 0 { String::new() } else { format!(" and {more} more") };
-                Ok(Self {
-                    origin: format!("text of {}{more}", config.paths[0]),
-                    documents,
-                    entropy: None,
-                    notice: None,
-                })
-            }
-        }
-    }
-
-    fn synthetic(notice: Option<String>) -> Self {
-        let language = Language::new();
-        let mut documents = Documents::default();
-        (0..synthetic::DOCUMENTS).for_each(|index| documents.push(&language.document(index)));
-        let entropy = Some(Entropy { rate: language.entropy_bits(), with_less: language.entropy_bits_with_less() });
-        Self { origin: "synthetic language".into(), documents, entropy, notice }
-    }
-}
-
-fn hash<'a>(text: &[u8], ends: impl IntoIterator<Item = &'a usize>) -> [u8; 32] {
-    let mut hasher = blake3::Hasher::new();
-    let mut start = 0;
-    for &end in ends {
-        hasher.update(&((end - start) as u64).to_le_bytes()).update(&text[start..end]);
-        start = end;
-    }
-    hasher.finalize().into()
 }
 
 fn hex(hash: &[u8; 32]) -> String {

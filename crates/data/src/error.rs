@@ -42,6 +42,14 @@ pub enum DataError {
         /// Its length.
         bytes: u64,
     },
+    /// A tokenizer that cannot be used.
+    #[error("the tokenizer {path} cannot be used: {what}", path = path.display())]
+    Tokenizer {
+        /// The file.
+        path: PathBuf,
+        /// What is wrong with it.
+        what: String,
+    },
     /// A folder with nothing to read in it.
     #[error(
         "no text under the folder {path} ({key}): 0 bytes found in {seen} files that are not hidden; name a folder that \
@@ -56,8 +64,66 @@ pub enum DataError {
         /// Files that were looked at, all empty.
         seen: u64,
     },
+    /// A file of tokens that is not as it was written.
+    #[error("{path} is damaged: {what}; write it again, or copy it again", path = path.display())]
+    Damaged {
+        /// The file.
+        path: PathBuf,
+        /// What is wrong, with the numbers.
+        what: String,
+    },
+    /// A path of `data.source = "tokens"` that holds none.
+    #[error(
+        "{path} ({key}) is neither a folder of tokens (it has no header.json) nor the prefix of Megatron files (there is \
+         no {path}.idx); write one with `lockstep data tokenize --tokenizer tokenizer.json --out DIR INPUT...`",
+        path = path.display()
+    )]
+    NotTokens {
+        /// The path.
+        path: PathBuf,
+        /// The key of the run file that led to it.
+        key: &'static str,
+    },
+    /// More token ids than the model has.
+    #[error(
+        "{path} has {ids} token ids ({what}), but model.vocab is {vocab}; set model.vocab to at least {ids}, or use data of a \
+         smaller tokenizer",
+        path = path.display()
+    )]
+    Vocabulary {
+        /// The folder or file.
+        path: PathBuf,
+        /// Its largest id plus one.
+        ids: u64,
+        /// Where that number is from.
+        what: &'static str,
+        /// The model's.
+        vocab: usize,
+    },
+    /// Token files of different tokenizers in one run.
+    #[error(
+        "{path} was written with another tokenizer ({tokenizer}) than {first} ({expected}): their ids mean different \
+         text; tokenize one of them again",
+        path = path.display(), first = first.display()
+    )]
+    Tokenizers {
+        /// The folder that differs.
+        path: PathBuf,
+        /// The start of its tokenizer's hash, or its end-of-document token.
+        tokenizer: String,
+        /// The first folder.
+        first: PathBuf,
+        /// The same of the first.
+        expected: String,
+    },
+    /// End-of-document tokens are asked for, and the tokenizer has none.
+    #[error("{path} names no end-of-document token, but data.eod = true; tokenize with `--eod TOKEN`, or set data.eod to false", path = path.display())]
+    NoEod {
+        /// The folder.
+        path: PathBuf,
+    },
     /// A source that needs paths and has none.
-    #[error("data.source = \"text\" but data.paths is empty; set it to text files or folders")]
+    #[error("data.paths is empty; set it to files or folders")]
     NoPaths,
     /// Every training file is also held out.
     #[error("data.validation_paths holds out all {documents} documents of data.paths ({path} among them); leave at least one to train on", path = path.display())]
@@ -69,20 +135,22 @@ pub enum DataError {
     },
     /// Less training text than one sequence.
     #[error(
-        "too little text to train on: {found} bytes found in {origin} after validation took its part, {needed} needed for \
+        "too little text to train on: {found} {unit} found in {origin} after validation took its part, {needed} needed for \
          one sequence; add text, or lower train.seq"
     )]
     TooLittle {
         /// Where the text came from.
         origin: String,
-        /// Bytes of the training split.
+        /// Bytes or tokens.
+        unit: &'static str,
+        /// Of the training split.
         found: u64,
-        /// Bytes of one sequence.
+        /// Of one sequence.
         needed: u64,
     },
     /// A split was asked for, but none of its tokens has a target.
     #[error(
-        "nothing to {split} on in {origin}: {found} bytes found, {needed} needed in one document for a target; add text, \
+        "nothing to {split} on in {origin}: {found} {unit} found, {needed} needed in one document for a target; add text, \
          or set data.validation to 0 with no data.validation_paths to do without validation"
     )]
     NoTarget {
@@ -90,9 +158,11 @@ pub enum DataError {
         origin: String,
         /// What the split is for.
         split: &'static str,
-        /// Bytes of the split.
+        /// Bytes or tokens.
+        unit: &'static str,
+        /// Of the split.
         found: u64,
-        /// Bytes of a document that has a target.
+        /// Of a document that has a target.
         needed: u64,
     },
     /// A sequence length that cannot be cut.

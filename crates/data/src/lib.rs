@@ -1,27 +1,41 @@
-//! Text to token sequences, the same for every split of the work.
+//! Text and tokens to sequences, the same for every split of the work.
 //!
-//! Which tokens stand at an index is a pure function of the run file and the text: no rank, no clock, no predecessor.
+//! Which tokens stand at an index is a pure function of the run file and the data: no rank, no clock, no predecessor.
 //!
-//! - [`Dataset::open`] reads a source once: text files, the sources of the crates that the binary is built from, or
-//!   a synthetic language of known entropy. Nothing is ever written.
-//! - One file is one document. Tokens are bytes; an optional token [`EOD`] follows every document.
-//! - The documents of a [`Split`] in their fixed order form one stream, cut every `seq` tokens into [`Sequence`]s.
+//! - [`Dataset::open`] reads sources once: text files, the sources of the crates that the binary is built from, a
+//!   synthetic language of known entropy, folders of tokens, Megatron files. Nothing is ever written.
+//! - A file of text is one document and its bytes are tokens; an optional token [`EOD`] follows every document.
+//! - The documents of a [`Split`] in their fixed order form one stream, cut every `seq` tokens into [`Sequence`]s, or
+//!   are packed whole (`data.packing`).
 //! - Training visits sequences in a seeded order that differs in each epoch; validation visits them in file order.
+//! - A weighted mixture has an order of its own for each source, and says which source stands at an index.
+//! - [`tokenize`] writes folders of tokens; [`stats`] looks at what a data set is like.
 //!
-//! The whole text lies in memory. It is read rather than mapped, so that a file that changes during a run changes
-//! nothing in the run.
+//! Text lies in memory: it is read rather than mapped, so that a file that changes during a run changes nothing in
+//! the run. Tokens are mapped: they may be larger than memory, and are not written again once their header is there.
 
+mod bestfit;
 mod cargo;
 mod dataset;
 mod error;
+pub mod folder;
 mod holdout;
+pub mod megatron;
+mod mixture;
+mod open;
 mod permute;
 mod random;
 #[cfg(test)]
 mod scratch;
+pub mod stats;
+mod store;
 mod stream;
 mod synthetic;
 mod text;
+#[cfg(feature = "tokenizers")]
+pub mod tokenize;
+#[cfg(feature = "tokenizers")]
+pub mod tokenizer;
 
 pub use dataset::Dataset;
 pub use error::DataError;
@@ -29,16 +43,16 @@ pub use error::DataError;
 /// The target of a position that has none.
 pub const IGNORE: u32 = u32::MAX;
 
-/// The end-of-document token.
+/// The end-of-document token of text.
 pub const EOD: u32 = 256;
 
 /// The token of padding; its target is [`IGNORE`].
 pub const PAD: u32 = 0;
 
-/// One packed sequence of `seq` tokens; the four lists have that length.
-#[derive(Debug, Clone, PartialEq, Eq)]
+/// One packed sequence of `seq` tokens; the lists have that length.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Sequence {
-    /// Token ids: bytes, or [`EOD`].
+    /// Token ids: of text, bytes or [`EOD`].
     pub tokens: Vec<u32>,
     /// The token that follows in the stream, or [`IGNORE`]: at the end of the stream, on padding, and with masks on the
     /// last token of each document.
@@ -48,6 +62,9 @@ pub struct Sequence {
     pub doc_start: Vec<u32>,
     /// Rotary position: the distance to `doc_start`.
     pub positions: Vec<u32>,
+    /// Bytes of text that each target stands for: 1 for a byte; for a token its part of its document's bytes, which
+    /// sum to the document's; 0 for the end of a document, for [`IGNORE`], and where bytes are not known.
+    pub target_bytes: Vec<u32>,
 }
 
 /// Which documents.

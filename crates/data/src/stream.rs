@@ -1,14 +1,13 @@
 //! Documents of one split as a stream of tokens, cut into sequences.
 
-use std::ops::Range;
+use crate::store::{Piece, Store};
+use crate::{IGNORE, PAD, Sequence};
 
-use crate::{EOD, IGNORE, PAD, Sequence};
-
-/// The token stream of one split over text that lies elsewhere.
+/// The token stream of one split over a store.
 #[derive(Debug)]
 pub(crate) struct Stream {
-    /// The documents, as ranges of the text.
-    pieces: Vec<Range<usize>>,
+    /// The documents.
+    pieces: Vec<Piece>,
     /// For each document, the tokens of the stream up to its end.
     ends: Vec<usize>,
     seq: usize,
@@ -19,7 +18,7 @@ pub(crate) struct Stream {
 
 impl Stream {
     /// The stream of `pieces`, none of them empty, cut every `seq` tokens.
-    pub(crate) fn new(pieces: Vec<Range<usize>>, seq: usize, eod: bool, masks: bool) -> Self {
+    pub(crate) fn new(pieces: Vec<Piece>, seq: usize, eod: bool, masks: bool) -> Self {
         let mut total = 0;
         let ends = pieces.iter().map(|piece| {
             total += piece.len() + usize::from(eod);
@@ -53,55 +52,63 @@ impl Stream {
         self.sequences
     }
 
-    /// Documents.
-    pub(crate) fn documents(&self) -> usize {
-        self.pieces.len()
+    /// Tokens, end-of-document tokens not counted.
+    pub(crate) fn tokens(&self) -> usize {
+        self.pieces.iter().map(Piece::len).sum()
     }
 
-    /// Bytes of text, end-of-document tokens not counted.
-    pub(crate) fn bytes(&self) -> usize {
-        self.pieces.iter().map(Range::len).sum()
-    }
-
-    /// The documents, as ranges of the text.
-    pub(crate) fn pieces(&self) -> &[Range<usize>] {
+    /// The documents.
+    pub(crate) fn pieces(&self) -> &[Piece] {
         &self.pieces
     }
 
-    /// Sequence `place` of the stream over `text`; `place` must be below `sequences`.
-    pub(crate) fn cut(&self, text: &[u8], place: u64) -> Sequence {
+    /// Tokens of each document's part of sequence `place`, in order.
+    pub(crate) fn parts(&self, place: u64) -> Vec<usize> {
+        let (first, total) = (place as usize * self.seq, self.ends.last().copied().unwrap_or(0));
+        let last = (first + self.seq).min(total);
+        let mut document = self.ends.partition_point(|&end| end <= first);
+        let (mut at, mut parts) = (first, Vec::new());
+        while at < last {
+            let end = self.ends[document].min(last);
+            parts.push(end - at);
+            (at, document) = (end, document + 1);
+        }
+        parts
+    }
+
+    /// Sequence `place` of the stream over `store`; `place` must be below `sequences`.
+    pub(crate) fn cut(&self, store: &Store, place: u64) -> Sequence {
         assert!(place < self.sequences, "sequence {place} of {}", self.sequences);
         let seq = self.seq;
         let first = place as usize * seq;
         // One token more than the sequence: the target of the last.
         let last = (first + seq + 1).min(*self.ends.last().expect("a sequence was cut"));
         let mut tokens = Vec::with_capacity(seq + 1);
+        let mut bytes = Vec::with_capacity(seq + 1);
         let mut starts = Vec::with_capacity(seq + 1);
         let mut document = self.ends.partition_point(|&end| end <= first);
         while first + tokens.len() < last {
             let at = first + tokens.len();
-            let begin = self.ends[document] - self.pieces[document].len() - usize::from(self.eod);
+            let piece = &self.pieces[document];
+            let begin = self.ends[document] - piece.len() - usize::from(self.eod);
             let end = self.ends[document].min(last);
             let start = tokens.len() as u32;
-            let piece = &text[self.pieces[document].clone()];
-            let bytes = &piece[at - begin..(end - begin).min(piece.len())];
-            tokens.extend(bytes.iter().map(|&byte| u32::from(byte)));
-            if end - begin > piece.len() {
-                tokens.push(EOD);
-            }
+            store.cut(piece, at - begin, end - begin, &mut tokens, &mut bytes);
             starts.resize(tokens.len(), start);
             document += 1;
         }
         let real = tokens.len().min(seq);
         let mut targets: Vec<u32> = tokens[1..].to_vec();
+        let mut target_bytes = bytes[1..].to_vec();
         if self.masks {
-            for (target, pair) in targets.iter_mut().zip(starts.windows(2)) {
+            for (at, pair) in starts.windows(2).enumerate() {
                 if pair[0] != pair[1] {
-                    *target = IGNORE;
+                    (targets[at], target_bytes[at]) = (IGNORE, 0);
                 }
             }
         }
         targets.resize(seq, IGNORE);
+        target_bytes.resize(seq, 0);
         tokens.truncate(real);
         tokens.resize(seq, PAD);
         let doc_start = if self.masks {
@@ -112,6 +119,6 @@ impl Stream {
             vec![0; seq]
         };
         let positions = doc_start.iter().zip(0..).map(|(start, at): (&u32, u32)| at - start).collect();
-        Sequence { tokens, targets, doc_start, positions }
+        Sequence { tokens, targets, doc_start, positions, target_bytes }
     }
 }

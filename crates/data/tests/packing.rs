@@ -22,7 +22,7 @@ fn stream(documents: &[Vec<u8>], eod: bool) -> Vec<Placed> {
 fn naive(stream: &[Placed], seq: usize, masks: bool) -> Vec<Sequence> {
     let mut sequences = Vec::new();
     for first in (0..stream.len()).step_by(seq) {
-        let mut sequence = Sequence { tokens: vec![], targets: vec![], doc_start: vec![], positions: vec![] };
+        let mut sequence = Sequence::default();
         for at in 0..seq {
             let here = stream.get(first + at);
             let next = stream.get(first + at + 1);
@@ -35,6 +35,7 @@ fn naive(stream: &[Placed], seq: usize, masks: bool) -> Vec<Sequence> {
                 (0..=at).find(|&start| !masks || document(start) == document(at)).expect("itself at the latest");
             sequence.tokens.push(here.map_or(PAD, |here| here.0));
             sequence.targets.push(target);
+            sequence.target_bytes.push(u32::from(target < EOD));
             sequence.doc_start.push(start as u32);
             sequence.positions.push((at - start) as u32);
         }

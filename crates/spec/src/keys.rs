@@ -17,6 +17,8 @@ pub enum Kind {
     Texts,
     /// A list of counts.
     Ints,
+    /// A list of numbers.
+    Floats,
 }
 
 impl Kind {
@@ -30,6 +32,7 @@ impl Kind {
             Kind::Text => "a text, such as \"synthetic\"",
             Kind::Texts => "a list of texts, such as [\"a.txt\", \"b.txt\"]",
             Kind::Ints => "a list of whole numbers, such as [3, 1]",
+            Kind::Floats => "a list of numbers, such as [0.7, 0.3]",
         }
     }
 }
@@ -71,13 +74,15 @@ keys! {
     "model.qk_norm" Bool "false" true "RMSNorm on query and key heads";
     "model.tied" Bool "false" true "output projection = embedding";
     "model.init_std" Float "0.02" true "standard deviation of the initial matrices";
-    "data.source" Text "\"cargo\"" true "cargo, synthetic or text";
-    "data.paths" Texts "[]" true "text files and folders (source = \"text\")";
-    "data.validation_paths" Texts "[]" true "text files and folders held out";
+    "data.source" Text "\"cargo\"" true "cargo, synthetic, text or tokens";
+    "data.paths" Texts "[]" true "text files and folders (source = \"text\"); token folders and Megatron prefixes (\"tokens\")";
+    "data.weights" Floats "" true "share of each path in the mixture, such as [0.7, 0.3]; unset: the paths are one source";
+    "data.validation_paths" Texts "[]" true "as paths, held out";
     "data.validation" Float "0.05" true "share of documents held out where validation_paths is empty";
     "data.masks" Bool "true" true "documents in a sequence do not see each other; positions restart";
-    "data.eod" Bool "true" true "an end-of-document token (id 256) after every document";
+    "data.eod" Bool "true" true "an end-of-document token after every document: id 256 of text, the tokenizer's of token folders; Megatron files stay as they are";
     "data.seed" Seed "1" true "seed of the data order";
+    "data.packing" Text "" true "stream (unset): documents one after another; bestfit: whole documents where they leave the least room";
     "train.steps" Int "" true "optimizer steps";
     "train.batch" Int "" true "sequences per step";
     "train.seq" Int "" true "tokens per sequence";

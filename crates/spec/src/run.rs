@@ -19,8 +19,20 @@ pub enum Source {
     Synthetic,
     /// Text files and folders.
     Text,
+    /// Token folders and Megatron files.
+    Tokens,
 }
-words!(Source: Cargo = "cargo", Synthetic = "synthetic", Text = "text");
+words!(Source: Cargo = "cargo", Synthetic = "synthetic", Text = "text", Tokens = "tokens");
+
+/// How documents become sequences.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Packing {
+    /// One after another, cut every `train.seq` tokens.
+    Stream,
+    /// Whole documents, each where it leaves the least room; only longer ones are cut.
+    BestFit,
+}
+words!(Packing: Stream = "stream", BestFit = "bestfit");
 
 /// The learning rate after the warm-up.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -58,8 +70,10 @@ pub struct SampleConfig {
 pub struct DataConfig {
     /// Where the text comes from.
     pub source: Source,
-    /// Text files and folders, as written.
+    /// Text files and folders, token folders or Megatron prefixes, as written.
     pub paths: Vec<String>,
+    /// The share of each path in the mixture; empty: the paths are one source.
+    pub weights: Vec<f64>,
     /// Text files and folders held out, as written.
     pub validation_paths: Vec<String>,
     /// Share of documents held out where `validation_paths` is empty.
@@ -70,6 +84,10 @@ pub struct DataConfig {
     pub eod: bool,
     /// Seed of the data order.
     pub seed: u64,
+    /// How documents become sequences.
+    pub packing: Packing,
+    /// Token ids that the model has; larger ones are refused.
+    pub vocab: usize,
 }
 
 /// `[train]`; steps count from 1.
@@ -276,25 +294,41 @@ pub(crate) fn data(values: &Values, model: &Model) -> Result<DataConfig, SpecErr
     let data = DataConfig {
         source: word(values, "data.source")?,
         paths: values.texts("data.paths"),
+        weights: values.floats("data.weights"),
         validation_paths: values.texts("data.validation_paths"),
         validation: values.float("data.validation").expect("has a default"),
         masks: values.bool("data.masks").expect("has a default"),
         eod: values.bool("data.eod").expect("has a default"),
         seed: values.need("data.seed")? as u64,
+        packing: if values.text("data.packing").is_some() { word(values, "data.packing")? } else { Packing::Stream },
+        vocab: model.vocab,
     };
     let needed = 256 + usize::from(data.eod);
-    if model.vocab < needed {
+    if data.source != Source::Tokens && model.vocab < needed {
         return Err(SpecError::law(
             format!("byte-level text needs model.vocab >= {needed}, but it is {}", model.vocab),
             format!("256 bytes, data.eod = {} adds {}", data.eod, needed - 256),
             format!("set model.vocab to {needed}{}", if data.eod { ", or data.eod to false" } else { "" }),
         ));
     }
-    if data.source == Source::Text && data.paths.is_empty() {
+    let what = match data.source {
+        Source::Text => "text files or folders",
+        Source::Tokens => "folders written by `lockstep data tokenize`, or Megatron prefixes",
+        Source::Cargo | Source::Synthetic => "",
+    };
+    if !what.is_empty() && data.paths.is_empty() {
         return Err(SpecError::Missing {
             key: "data.paths".into(),
-            hint: "data.source = \"text\" reads it: set it to text files or folders".into(),
+            hint: format!("data.source = \"{}\" reads it: set it to {what}", data.source),
         });
+    }
+    mixture(&data, !what.is_empty())?;
+    if data.packing == Packing::BestFit && !data.masks {
+        return Err(SpecError::law(
+            "data.packing = \"bestfit\" keeps documents apart, so it needs data.masks = true",
+            "data.masks false",
+            "set data.masks to true, or data.packing to \"stream\"",
+        ));
     }
     if !(0.0..1.0).contains(&data.validation) {
         return Err(SpecError::law(
@@ -305,3 +339,41 @@ pub(crate) fn data(values: &Values, model: &Model) -> Result<DataConfig, SpecErr
     }
     Ok(data)
 }
+
+/// The law of `data.weights`.
+fn mixture(data: &DataConfig, has_paths: bool) -> Result<(), SpecError> {
+    let weights = &data.weights;
+    if weights.is_empty() {
+        return Ok(());
+    }
+    let factors = format!("data.weights {weights:?}, data.paths {:?}, data.source {}", data.paths, data.source);
+    if !has_paths {
+        return Err(SpecError::law(
+            format!("data.weights mixes the sources in data.paths, but data.source = \"{}\" has none", data.source),
+            factors,
+            "remove data.weights, or set data.source to \"text\" or \"tokens\"",
+        ));
+    }
+    if weights.len() != data.paths.len() {
+        let (weights, paths) = (weights.len(), data.paths.len());
+        return Err(SpecError::law(
+            format!("data.weights has {weights} numbers for {paths} data.paths"),
+            factors,
+            "give one weight per path, in the same order",
+        ));
+    }
+    let sum: f64 = weights.iter().sum();
+    if weights.len() > SOURCES_MAX || !weights.iter().all(|&w| w > 0.0 && w / sum >= WEIGHT_MIN) || !sum.is_finite() {
+        return Err(SpecError::law(
+            format!("data.weights are shares: at most {SOURCES_MAX} of them, each above 0 and at least {WEIGHT_MIN} of the sum"),
+            factors,
+            "remove the path whose weight is 0, or raise a weight that is too small to be met in a block of sequences",
+        ));
+    }
+    Ok(())
+}
+
+/// Most sources in a mixture.
+const SOURCES_MAX: usize = 256;
+/// Least share of a source, so that each stands in every block of the mixture (4096 sequences).
+const WEIGHT_MIN: f64 = 1.0 / 4096.0;

@@ -158,6 +158,12 @@ impl Values {
         Some(list.iter().filter_map(|v| v.as_integer().map(|n| n as usize)).collect())
     }
 
+    /// A list of numbers, empty if unset.
+    pub fn floats(&self, path: &str) -> Vec<f64> {
+        let list = self.set.get(path).and_then(|(v, _)| v.as_array());
+        list.map(|l| l.iter().filter_map(Value::as_float).collect()).unwrap_or_default()
+    }
+
     /// A count that must be set.
     pub fn need(&self, path: &str) -> Result<usize, SpecError> {
         self.int(path).ok_or_else(|| missing(path))
@@ -210,6 +216,14 @@ fn typed(known: &Key, value: Value) -> Result<Value, String> {
         // `--set layout.schedule=1f1b` reads as a word, a lone digit would not.
         (Kind::Texts, Value::Array(a)) if a.iter().all(Value::is_str) => Value::Array(a),
         (Kind::Ints, Value::Array(a)) if a.iter().all(is_count) => Value::Array(a),
+        (Kind::Floats, Value::Array(a)) => {
+            let float = |v| match v {
+                Value::Float(x) if x.is_finite() => Some(Value::Float(x)),
+                Value::Integer(n) => Some(Value::Float(n as f64)),
+                _ => None,
+            };
+            Value::Array(a.into_iter().map(float).collect::<Option<_>>().ok_or(given)?)
+        }
         _ => return Err(given),
     };
     Ok(fits)

@@ -36,6 +36,15 @@ pub struct Tokens {
     pub doc_start: Vec<u32>,
     /// Rotary positions.
     pub positions: Vec<u32>,
+    /// Bytes of text of each target; empty: ids below 256 are bytes.
+    pub target_bytes: Vec<u32>,
+}
+
+impl Tokens {
+    /// Bytes of text that the target of row `row` stands for.
+    pub fn bytes(&self, row: usize) -> u64 {
+        self.target_bytes.get(row).map_or_else(|| u64::from(self.targets[row] < 256), |&bytes| u64::from(bytes))
+    }
 }
 
 /// Finished subtrees of a sum over the tensor cells.

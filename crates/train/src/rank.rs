@@ -222,6 +222,7 @@ impl RankRun<'_> {
                     if index >= wanted {
                         // The last round is filled up with rows that do not count.
                         sequence.targets.fill(data::IGNORE);
+                        sequence.target_bytes.fill(0);
                     }
                     sequence
                 });
@@ -326,6 +327,7 @@ fn tokens(sequences: impl Iterator<Item = data::Sequence>) -> Tokens {
         out.targets.extend(sequence.targets);
         out.doc_start.extend(sequence.doc_start);
         out.positions.extend(sequence.positions);
+        out.target_bytes.extend(sequence.target_bytes);
     }
     out
 }

@@ -119,6 +119,7 @@ impl Executor<'_> {
                 targets: vec![data::IGNORE; rows],
                 doc_start: vec![0; rows],
                 positions: (0..rows).map(|row| (row % seq) as u32).collect(),
+                target_bytes: Vec::new(),
             };
             tokens.ids[..window.len()].copy_from_slice(window);
             self.put_tokens(unit, tokens);

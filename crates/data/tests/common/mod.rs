@@ -4,7 +4,7 @@
 mod scratch;
 
 pub use scratch::Scratch;
-use spec::run::{DataConfig, Source};
+use spec::run::{DataConfig, Packing, Source};
 
 /// A configuration of text without validation, masked, with end-of-document tokens.
 pub fn text(paths: &[&str]) -> DataConfig {
@@ -16,6 +16,9 @@ pub fn text(paths: &[&str]) -> DataConfig {
         masks: true,
         eod: true,
         seed: 1,
+        weights: Vec::new(),
+        packing: Packing::Stream,
+        vocab: 257,
     }
 }
 

@@ -64,13 +64,13 @@ pub fn loss(
             kernels::xent_combine(&of_row)
         })
         .collect();
-    let targets = &memory.tokens[&unit].targets[rows.clone()];
+    let tokens = &memory.tokens[&unit];
     let sum = memory.losses.entry(unit).or_default();
     let all = env.mutant == Some(Mutant::PaddingCounted);
-    for (total, target) in totals.iter().zip(targets).filter(|(_, t)| all || **t != data::IGNORE) {
+    for (total, row) in totals.iter().zip(rows.clone()).filter(|(_, row)| all || tokens.targets[*row] != data::IGNORE) {
         sum.nats += f64::from(total.loss());
         sum.tokens += 1;
-        sum.bytes += u64::from(*target < 256);
+        sum.bytes += tokens.bytes(row);
     }
     memory.regs.stats = stats;
     if env.mode == Mode::Train {

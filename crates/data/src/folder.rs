@@ -1,0 +1,179 @@
+//! Folders of tokens: written once by `lockstep data tokenize`, mapped by runs.
+//!
+//! | file | content |
+//! | --- | --- |
+//! | [`TOKENS`] | token ids back to back, u16 or u32, little-endian; no end-of-document tokens |
+//! | [`DOCUMENTS`] | for each document two u64, little-endian: tokens and bytes of text up to its end |
+//! | [`HEADER`] | JSON, see [`Header`]; written last: without it there is no data |
+
+use std::fs::{self, File};
+use std::path::{Path, PathBuf};
+
+use memmap2::Mmap;
+use serde::{Deserialize, Serialize};
+
+use crate::DataError;
+use crate::store::Ids;
+
+/// Name of the file of tokens.
+pub const TOKENS: &str = "tokens.bin";
+/// Name of the index of documents.
+pub const DOCUMENTS: &str = "documents.bin";
+/// Name of the header.
+pub const HEADER: &str = "header.json";
+/// What a header begins with.
+pub const MAGIC: &str = "lockstep tokens";
+/// Of the format.
+pub const VERSION: u32 = 1;
+
+/// Longest header read.
+const HEADER_BYTES_MAX: u64 = 1 << 20;
+/// Bytes of one document in the index.
+const ENTRY_BYTES: u64 = 16;
+
+/// The header.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Header {
+    /// [`MAGIC`].
+    pub magic: String,
+    /// [`VERSION`].
+    pub version: u32,
+    /// `u16` or `u32`.
+    pub dtype: String,
+    /// Documents.
+    pub documents: u64,
+    /// Tokens of all documents.
+    pub tokens: u64,
+    /// Bytes of their text.
+    pub bytes: u64,
+    /// Ids of the tokenizer: the largest plus one.
+    pub vocab: u64,
+    /// The token that ends a document, where the tokenizer has one.
+    pub eod: Option<u32>,
+    /// Its name.
+    pub eod_token: Option<String>,
+    /// BLAKE3 of the `tokenizer.json`.
+    pub tokenizer_blake3: String,
+    /// BLAKE3 of [`TOKENS`].
+    pub tokens_blake3: String,
+    /// BLAKE3 of [`DOCUMENTS`].
+    pub documents_blake3: String,
+}
+
+impl Header {
+    /// Reads a header; `path` is for messages.
+    ///
+    /// # Errors
+    /// What is not as written: no JSON, another magic, version or dtype, counts that cannot be.
+    pub fn parse(bytes: &[u8], path: &Path) -> Result<Self, DataError> {
+        let header: Self = serde_json::from_slice(bytes).map_err(|e| damaged(path, e.to_string()))?;
+        if header.magic != MAGIC || header.version != VERSION {
+            let (magic, version) = (&header.magic, header.version);
+            return Err(damaged(path, format!("it is {magic:?} version {version}, not {MAGIC:?} version {VERSION}")));
+        }
+        header.width().ok_or_else(|| damaged(path, format!("dtype {:?} is neither u16 nor u32", header.dtype)))?;
+        let hashes = [&header.tokenizer_blake3, &header.tokens_blake3, &header.documents_blake3];
+        if let Some(hash) = hashes.iter().find(|hash| blake3::Hash::from_hex(hash).is_err()) {
+            return Err(damaged(path, format!("{hash:?} is not a BLAKE3 hash")));
+        }
+        let id_fits = header.eod.is_none_or(|eod| u64::from(eod) < header.vocab);
+        if header.documents > header.tokens || header.vocab > 1 << 32 || header.tokens > 1 << 60 || !id_fits {
+            let Self { documents, tokens, vocab, eod, .. } = &header;
+            return Err(damaged(path, format!("{documents} documents, {tokens} tokens, {vocab} ids, eod {eod:?} cannot be")));
+        }
+        Ok(header)
+    }
+
+    /// Bytes of a token.
+    fn width(&self) -> Option<usize> {
+        match self.dtype.as_str() {
+            "u16" => Some(2),
+            "u32" => Some(4),
+            _ => None,
+        }
+    }
+}
+
+/// A folder that was opened.
+#[derive(Debug)]
+pub(crate) struct Folder {
+    pub(crate) header: Header,
+    pub(crate) ids: Ids,
+    /// Tokens and bytes of text of each document.
+    pub(crate) documents: Vec<(usize, u64)>,
+}
+
+/// True if `path` is meant to be such a folder.
+pub(crate) fn is_folder(path: &Path) -> bool {
+    path.join(HEADER).is_file()
+}
+
+/// Opens the folder at `path` and checks its sizes and its index; the content is not read.
+pub(crate) fn open(path: &Path, key: &'static str) -> Result<Folder, DataError> {
+    let name = path.join(HEADER);
+    let size = fs::metadata(&name).map_err(|source| DataError::Read { path: name.clone(), key, source })?.len();
+    if size > HEADER_BYTES_MAX {
+        return Err(damaged(&name, format!("{size} bytes are too many for a header")));
+    }
+    let bytes = fs::read(&name).map_err(|source| DataError::Read { path: name.clone(), key, source })?;
+    let header = Header::parse(&bytes, &name)?;
+    let width = header.width().expect("checked");
+    let index = path.join(DOCUMENTS);
+    let bytes = fs::read(&index).map_err(|source| DataError::Read { path: index.clone(), key, source })?;
+    if bytes.len() as u64 != header.documents * ENTRY_BYTES {
+        let (found, documents) = (bytes.len(), header.documents);
+        let wanted = documents * ENTRY_BYTES;
+        return Err(damaged(&index, format!("{found} bytes found, {wanted} needed for {documents} documents")));
+    }
+    let documents = lengths(&bytes, &header).map_err(|what| damaged(&index, what))?;
+    let tokens = path.join(TOKENS);
+    let ids = map(&tokens, width, key)?;
+    let (found, wanted) = (size_of(&tokens, key)?, header.tokens * width as u64);
+    if found != wanted {
+        let count = header.tokens;
+        return Err(damaged(&tokens, format!("{found} bytes found, {wanted} needed for {count} tokens of {}", header.dtype)));
+    }
+    Ok(Folder { header, ids, documents })
+}
+
+/// Tokens and bytes of text of each document, from ends that ascend to the header's totals.
+fn lengths(index: &[u8], header: &Header) -> Result<Vec<(usize, u64)>, String> {
+    let mut last = (0u64, 0u64);
+    let mut documents = Vec::with_capacity(index.len() / ENTRY_BYTES as usize);
+    for (number, entry) in index.as_chunks::<16>().0.iter().enumerate() {
+        let word = |at: usize| u64::from_le_bytes(entry[at..at + 8].try_into().expect("eight bytes"));
+        let (tokens, bytes) = (word(0), word(8));
+        if tokens <= last.0 || bytes < last.1 || tokens > header.tokens || bytes > header.bytes {
+            return Err(format!("the end of document {number} ({tokens} tokens, {bytes} bytes) does not follow {last:?}"));
+        }
+        documents.push(((tokens - last.0) as usize, bytes - last.1));
+        last = (tokens, bytes);
+    }
+    if last != (header.tokens, header.bytes) {
+        let (tokens, bytes) = (header.tokens, header.bytes);
+        return Err(format!("its documents end at {last:?}, the header says {tokens} tokens and {bytes} bytes"));
+    }
+    Ok(documents)
+}
+
+/// Maps a file of words of `width` bytes.
+pub(crate) fn map(path: &Path, width: usize, key: &'static str) -> Result<Ids, DataError> {
+    let fail = |source| DataError::Read { path: path.to_owned(), key, source };
+    let file = File::open(path).map_err(fail)?;
+    if file.metadata().map_err(fail)?.len() == 0 {
+        return Ok(Ids::None);
+    }
+    // SAFETY: the map is read only. Files of tokens are written under another name and not changed once they have
+    // theirs; whoever truncates one during a run ends the run, as it would any reader.
+    let map = unsafe { Mmap::map(&file) }.map_err(fail)?;
+    Ok(Ids::Mapped(map, width))
+}
+
+pub(crate) fn size_of(path: &Path, key: &'static str) -> Result<u64, DataError> {
+    Ok(fs::metadata(path).map_err(|source| DataError::Read { path: path.to_owned(), key, source })?.len())
+}
+
+pub(crate) fn damaged(path: &Path, what: String) -> DataError {
+    DataError::Damaged { path: PathBuf::from(path), what }
+}
