@@ -2,6 +2,7 @@
 
 mod check;
 mod ckpt;
+mod data_cmd;
 mod demo;
 mod eval;
 mod show;
@@ -38,6 +39,9 @@ enum Command {
     /// Look into checkpoints, verify them, export them.
     #[command(subcommand)]
     Ckpt(ckpt::Command),
+    /// Turn text into tokens, look at data.
+    #[command(subcommand)]
+    Data(data_cmd::Command),
     /// A rank process; started by `train`.
     #[command(name = ::train::launch::wire::RANK_COMMAND, hide = true)]
     Rank,
@@ -73,6 +77,7 @@ fn main() -> ExitCode {
         Command::Demo(args) => demo::run(&args),
         Command::Train(args) => train_cmd::run(&args),
         Command::Check(args) => check::run(&args),
+        Command::Data(command) => data_cmd::run(&command),
         Command::Eval(args) => eval::run(&args),
         Command::Ckpt(command) => ckpt::run(&command),
         Command::Rank => {

@@ -12,6 +12,16 @@ pub fn line(text: &str) {
     let _ = writeln!(std::io::stdout(), "{text}");
 }
 
+/// A bar of bytes on a terminal that a person watches.
+#[cfg(feature = "tokenizers")]
+pub fn byte_bar(json: bool, total: u64) -> Option<ProgressBar> {
+    (!json && std::io::stderr().is_terminal()).then(|| {
+        let template = "{bar:40} {bytes}/{total_bytes}, {bytes_per_sec}, {eta} left";
+        let style = ProgressStyle::with_template(template).unwrap_or_else(|_| ProgressStyle::default_bar());
+        ProgressBar::with_draw_target(Some(total), ProgressDrawTarget::stderr()).with_style(style)
+    })
+}
+
 /// Shows the events of one run.
 pub struct Show {
     json: bool,

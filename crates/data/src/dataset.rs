@@ -257,7 +257,9 @@ impl Dataset {
 
     /// The text of `split`: its documents in order, with nothing between them; empty where tokens are not bytes.
     pub fn bytes(&self, split: Split) -> Vec<u8> {
-        let text = |part: &Part| part.pieces(split).iter().flat_map(|piece| part.store.bytes(piece).to_vec()).collect::<Vec<_>>();
+        let text = |part: &Part| {
+            part.pieces(split).iter().flat_map(|piece| part.store.bytes(piece).to_vec()).collect::<Vec<_>>()
+        };
         self.parts.iter().flat_map(text).collect()
     }
 
@@ -338,7 +340,8 @@ impl Dataset {
                 format!(" of {}, {:.2}% of the sequences", part.origin, 100.0 * share)
             });
             for (name, split) in [("train", Split::Train), ("validation", Split::Validation)] {
-                let (documents, tokens, sequences) = (part.pieces(split).len(), grouped(part.tokens(split)), part.sequences(split));
+                let (documents, tokens, sequences) =
+                    (part.pieces(split).len(), grouped(part.tokens(split)), part.sequences(split));
                 let how = match split {
                     Split::Train => share.clone().unwrap_or_default(),
                     Split::Validation => format!(" ({})", part.held_out),

@@ -122,6 +122,51 @@ pub enum DataError {
         /// The folder.
         path: PathBuf,
     },
+    /// A pattern of files that matches none, or is none.
+    #[error("the pattern {pattern} names no file: {what}; check it, and quote it so that the shell leaves it alone")]
+    Glob {
+        /// The pattern.
+        pattern: String,
+        /// What is wrong.
+        what: String,
+    },
+    /// A folder of tokens that cannot be written.
+    #[error("cannot write {path}: {source}; check the permissions and the space", path = path.display())]
+    Write {
+        /// The file or folder.
+        path: PathBuf,
+        /// What the system said.
+        source: std::io::Error,
+    },
+    /// A folder to write that holds something.
+    #[error("{path} is not empty; name another folder with --out, or remove it", path = path.display())]
+    OutTaken {
+        /// The folder.
+        path: PathBuf,
+    },
+    /// More broken JSON lines than allowed.
+    #[error(
+        "more than {limit} broken lines (--bad-lines-max); nothing was written. The first ones:\n  {first}\nmend them, or \
+         raise --bad-lines-max to leave them out; the field with the text is named by --field"
+    )]
+    BadLines {
+        /// The limit.
+        limit: u64,
+        /// File, line and what is wrong, one a line.
+        first: String,
+    },
+    /// Every document was left out.
+    #[error(
+        "no document is left of {inputs}: {left_out} were filtered out and {bad_lines} lines are broken; nothing was written"
+    )]
+    NothingLeft {
+        /// The inputs as given.
+        inputs: String,
+        /// Documents left out.
+        left_out: u64,
+        /// Broken lines.
+        bad_lines: u64,
+    },
     /// A source that needs paths and has none.
     #[error("data.paths is empty; set it to files or folders")]
     NoPaths,

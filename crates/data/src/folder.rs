@@ -80,7 +80,10 @@ impl Header {
         let id_fits = header.eod.is_none_or(|eod| u64::from(eod) < header.vocab);
         if header.documents > header.tokens || header.vocab > 1 << 32 || header.tokens > 1 << 60 || !id_fits {
             let Self { documents, tokens, vocab, eod, .. } = &header;
-            return Err(damaged(path, format!("{documents} documents, {tokens} tokens, {vocab} ids, eod {eod:?} cannot be")));
+            return Err(damaged(
+                path,
+                format!("{documents} documents, {tokens} tokens, {vocab} ids, eod {eod:?} cannot be"),
+            ));
         }
         Ok(header)
     }
@@ -132,7 +135,10 @@ pub(crate) fn open(path: &Path, key: &'static str) -> Result<Folder, DataError> 
     let (found, wanted) = (size_of(&tokens, key)?, header.tokens * width as u64);
     if found != wanted {
         let count = header.tokens;
-        return Err(damaged(&tokens, format!("{found} bytes found, {wanted} needed for {count} tokens of {}", header.dtype)));
+        return Err(damaged(
+            &tokens,
+            format!("{found} bytes found, {wanted} needed for {count} tokens of {}", header.dtype),
+        ));
     }
     Ok(Folder { header, ids, documents })
 }
@@ -145,7 +151,9 @@ fn lengths(index: &[u8], header: &Header) -> Result<Vec<(usize, u64)>, String> {
         let word = |at: usize| u64::from_le_bytes(entry[at..at + 8].try_into().expect("eight bytes"));
         let (tokens, bytes) = (word(0), word(8));
         if tokens <= last.0 || bytes < last.1 || tokens > header.tokens || bytes > header.bytes {
-            return Err(format!("the end of document {number} ({tokens} tokens, {bytes} bytes) does not follow {last:?}"));
+            return Err(format!(
+                "the end of document {number} ({tokens} tokens, {bytes} bytes) does not follow {last:?}"
+            ));
         }
         documents.push(((tokens - last.0) as usize, bytes - last.1));
         last = (tokens, bytes);

@@ -32,7 +32,6 @@ mod store;
 mod stream;
 mod synthetic;
 mod text;
-#[cfg(feature = "tokenizers")]
 pub mod tokenize;
 #[cfg(feature = "tokenizers")]
 pub mod tokenizer;
@@ -74,6 +73,16 @@ pub enum Split {
     Train,
     /// Those held out.
     Validation,
+}
+
+/// True if `path` is a folder of tokens or the prefix of Megatron files.
+pub fn is_tokens(path: &std::path::Path) -> bool {
+    folder::is_folder(path) || megatron::is_prefix(path)
+}
+
+/// True if `path` is a folder of tokens that names an end-of-document token.
+pub fn has_eod(path: &std::path::Path) -> bool {
+    folder::open(path, "PATH").is_ok_and(|folder| folder.header.eod.is_some())
 }
 
 /// The text of `tokens`: bytes that are not UTF-8 become U+FFFD, [`EOD`] becomes `<eod>`, other ids are left out.

@@ -67,9 +67,8 @@ impl Index {
         let (lengths, rest) = bytes[HEADER_BYTES..].split_at(sequences * 4);
         let (offsets, rest) = rest.split_at(sequences * 8);
         let lengths: Vec<i32> = lengths.as_chunks::<4>().0.iter().map(|&w| i32::from_le_bytes(w)).collect();
-        let longs = |bytes: &[u8]| -> Vec<i64> {
-            bytes.as_chunks::<8>().0.iter().map(|&w| i64::from_le_bytes(w)).collect()
-        };
+        let longs =
+            |bytes: &[u8]| -> Vec<i64> { bytes.as_chunks::<8>().0.iter().map(|&w| i64::from_le_bytes(w)).collect() };
         let mut tokens = 0u64;
         for (number, (&length, offset)) in lengths.iter().zip(longs(offsets)).enumerate() {
             if length < 0 || u64::try_from(offset) != Ok(tokens * width as u64) {

@@ -72,8 +72,7 @@ fn bytes(
                 "sources of the crates of lockstep".into()
             }
             Err(reason) => {
-                notice =
-                    Some(format!("source `cargo` is not there, so the synthetic language is used: {reason}"));
+                notice = Some(format!("source `cargo` is not there, so the synthetic language is used: {reason}"));
                 entropy = Some(synthetic(&mut documents));
                 "synthetic language".into()
             }
@@ -142,7 +141,8 @@ impl Tokens<'_> {
         }
         if kinds.len() > 1 {
             let [path, first] = [&paths[paths.len() - 1], &paths[0]].map(PathBuf::from);
-            let [tokenizer, expected] = ["files with and without an end-of-document token".into(), "of one kind".into()];
+            let [tokenizer, expected] =
+                ["files with and without an end-of-document token".into(), "of one kind".into()];
             return Err(DataError::Tokenizers { path, tokenizer, first, expected });
         }
         store.eod = kinds.into_iter().next().flatten();

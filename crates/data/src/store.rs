@@ -71,7 +71,11 @@ impl Ids {
                     4 => into.extend(words.as_chunks::<4>().0.iter().map(|&w| u32::from_le_bytes(w))),
                     // What does not fit is no id of any vocabulary.
                     _ => into.extend(
-                        words.as_chunks::<8>().0.iter().map(|&w| u32::try_from(u64::from_le_bytes(w)).unwrap_or(u32::MAX)),
+                        words
+                            .as_chunks::<8>()
+                            .0
+                            .iter()
+                            .map(|&w| u32::try_from(u64::from_le_bytes(w)).unwrap_or(u32::MAX)),
                     ),
                 }
             }

@@ -52,11 +52,6 @@ impl Stream {
         self.sequences
     }
 
-    /// Tokens, end-of-document tokens not counted.
-    pub(crate) fn tokens(&self) -> usize {
-        self.pieces.iter().map(Piece::len).sum()
-    }
-
     /// The documents.
     pub(crate) fn pieces(&self) -> &[Piece] {
         &self.pieces

@@ -93,6 +93,17 @@ pub(crate) fn canonical_files(paths: &[String], key: &'static str) -> Result<Has
     files.iter().map(|file| canonical(&file.path, key)).collect()
 }
 
+/// The files that `path` names, in the order of [`read`].
+///
+/// # Errors
+/// As for [`read`], where a path cannot be listed.
+pub(crate) fn list_paths(path: &Path, key: &'static str, into: &mut Vec<PathBuf>) -> Result<(), DataError> {
+    let mut files = Vec::new();
+    list(path, true, key, &mut files)?;
+    into.extend(files.into_iter().map(|file| file.path));
+    Ok(())
+}
+
 fn canonical(path: &Path, key: &'static str) -> Result<PathBuf, DataError> {
     fs::canonicalize(path).map_err(|source| unreadable(path, key, source))
 }

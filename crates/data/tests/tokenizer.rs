@@ -78,8 +78,7 @@ fn golden_cases_come_out() {
     let tokenizer = Tokenizer::open(&folder.join("tokenizer.json")).expect("opens");
     assert!(tokenizer.is_fast());
     assert_eq!((tokenizer.ids(), tokenizer.eod()), (512, Some((0, "<|endoftext|>"))));
-    let cases: Value =
-        serde_json::from_slice(&std::fs::read(folder.join("cases.json")).expect("cases")).expect("JSON");
+    let cases: Value = serde_json::from_slice(&std::fs::read(folder.join("cases.json")).expect("cases")).expect("JSON");
     let ids = |v: &Value| -> Vec<u32> {
         v.as_array().expect("a list").iter().map(|id| id.as_u64().expect("an id") as u32).collect()
     };
@@ -102,16 +101,48 @@ fn golden_cases_come_out() {
     assert_eq!(fast, slow);
     let hash = fast.iter().fold(0u128, |h, &id| (h * 31 + u128::from(id)) % ((1 << 61) - 1));
     let expected = &cases["corpus"];
-    assert_eq!((fast.len() as u64, hash as u64), (expected["n_ids"].as_u64().unwrap(), expected["hash"].as_u64().unwrap()));
+    assert_eq!(
+        (fast.len() as u64, hash as u64),
+        (expected["n_ids"].as_u64().unwrap(), expected["hash"].as_u64().unwrap())
+    );
     assert_eq!(fast[..32], ids(&expected["first_ids"]));
 }
 
 /// Text in which every rule of the patterns meets every other.
 fn text() -> impl Strategy<Value = String> {
     let part = prop::sample::select(vec![
-        " ", "  ", "\n", "\r\n", "\t", "\u{a0}", "\u{3000}", "a", "the", "THE", "'s", "'LL", "'", "1", "2024", "\u{bd}",
-        "\u{2167}", "\u{e9}", "e\u{301}", "\u{1100}\u{1161}", "\u{345}", "\u{4e2d}\u{6587}", "\u{1f600}", "!", "...", "_",
-        "\u{200b}", "<|endoftext|>", "<|end", "\u{0}", "\u{2028}", "\u{85}",
+        " ",
+        "  ",
+        "\n",
+        "\r\n",
+        "\t",
+        "\u{a0}",
+        "\u{3000}",
+        "a",
+        "the",
+        "THE",
+        "'s",
+        "'LL",
+        "'",
+        "1",
+        "2024",
+        "\u{bd}",
+        "\u{2167}",
+        "\u{e9}",
+        "e\u{301}",
+        "\u{1100}\u{1161}",
+        "\u{345}",
+        "\u{4e2d}\u{6587}",
+        "\u{1f600}",
+        "!",
+        "...",
+        "_",
+        "\u{200b}",
+        "<|endoftext|>",
+        "<|end",
+        "\u{0}",
+        "\u{2028}",
+        "\u{85}",
     ]);
     prop_oneof![
         4 => prop::collection::vec(part, 0..24).prop_map(|parts| parts.concat()),
@@ -162,7 +193,9 @@ fn unusual_shapes_go_the_long_way() {
 
 #[test]
 fn what_is_no_tokenizer_is_refused_by_name() {
-    for broken in ["", "{}", "[1]", r#"{"model":{}}"#, "{\"model\": {\"type\": \"BPE\", \"vocab\": {}, \"merges\": []}}"] {
+    for broken in
+        ["", "{}", "[1]", r#"{"model":{}}"#, "{\"model\": {\"type\": \"BPE\", \"vocab\": {}, \"merges\": []}}"]
+    {
         let error = Tokenizer::parse(broken.as_bytes(), Path::new("broken.json")).expect_err(broken);
         assert!(error.to_string().contains("broken.json"), "{error}");
     }

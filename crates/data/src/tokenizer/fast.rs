@@ -78,7 +78,10 @@ fn pattern(pre: &Value) -> Option<String> {
 fn is_possessive(pattern: &str) -> bool {
     let pairs = pattern.as_bytes().windows(3);
     let counted = |a: u8| a.is_ascii_digit() || a == b',';
-    pattern.starts_with("++") || pairs.into_iter().any(|w| matches!(w, [_, b'?' | b'*' | b'+', b'+']) || matches!(w, [a, b'}', b'+'] if counted(*a)))
+    pattern.starts_with("++")
+        || pairs
+            .into_iter()
+            .any(|w| matches!(w, [_, b'?' | b'*' | b'+', b'+']) || matches!(w, [a, b'}', b'+'] if counted(*a)))
 }
 
 /// A pattern that matches `text` alone.

@@ -55,8 +55,11 @@ impl Tokenizer {
     /// # Errors
     /// A file that cannot be read or that is no tokenizer; one that drops merges at random.
     pub fn open(path: &Path) -> Result<Self, DataError> {
-        let bytes =
-            std::fs::read(path).map_err(|source| DataError::Read { path: path.to_owned(), key: "--tokenizer", source })?;
+        let bytes = std::fs::read(path).map_err(|source| DataError::Read {
+            path: path.to_owned(),
+            key: "--tokenizer",
+            source,
+        })?;
         Self::parse(&bytes, path)
     }
 
