@@ -13,7 +13,7 @@ class Attention(nn.Module):
         super().__init__()
         hidden, self.head_dim = shape["hidden"], shape["hidden"] // shape["heads"]
         kv_width = shape["kv_heads"] * self.head_dim
-        self.repeats = shape["heads"] // shape["kv_heads"]
+        self.grouped = shape["heads"] != shape["kv_heads"]
         self.q_proj = nn.Linear(hidden, hidden, bias=False)
         self.k_proj = nn.Linear(hidden, kv_width, bias=False)
         self.v_proj = nn.Linear(hidden, kv_width, bias=False)
@@ -27,9 +27,8 @@ class Attention(nn.Module):
         q = rotate(self.heads(self.q_proj(x)), cos, sin)
         k = rotate(self.heads(self.k_proj(x)), cos, sin)
         v = self.heads(self.v_proj(x))
-        if self.repeats > 1:
-            k, v = k.repeat_interleave(self.repeats, dim=1), v.repeat_interleave(self.repeats, dim=1)
-        y = F.scaled_dot_product_attention(q, k, v, is_causal=True).transpose(1, 2)
+        y = F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=self.grouped)
+        y = y.transpose(1, 2)
         return self.o_proj(y.reshape(*y.shape[:2], -1))
 
 

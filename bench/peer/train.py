@@ -1,6 +1,6 @@
 """Trains a plain Llama with PyTorch for a few steps and prints one JSON object: the peer of `cargo xtask bench train`.
 
-    train.py '{"shape": {...}, "variant": "ddp", "ranks": 2, "threads": 1, "seconds": 3, "warmup": 3}'
+    train.py '{"shape": {...}, "variant": "ddp", "ranks": 2, "threads": 1, "seconds": 3, "warmup": 3, "steps_min": 3}'
     train.py --save FOLDER '{"shape": {...}}'      writes the weights and tokens that every variant starts from
     train.py --versions                            says what is installed, and what importing it takes
 
@@ -9,11 +9,13 @@ parallel); gpipe, 1f1b (a pipeline of two stages). Ranks are processes joined by
 """
 
 import contextlib
+import ctypes
 import json
 import math
 import os
 import pathlib
 import platform
+import signal
 import statistics
 import subprocess
 import sys
@@ -29,7 +31,7 @@ import model as llama
 SEED = 1
 MICROBATCHES = 4
 CLIP = 1.0
-STEPS_MIN = 3
+PR_SET_PDEATHSIG = 1
 
 
 def adamw(net, kind=torch.optim.AdamW, **options):
@@ -145,8 +147,12 @@ def build(spec, rank):
     if variant == "dtensor":
         return tensor_parallel(net, ranks, ids, labels)
     if variant in ("eager", "compiled"):
-        module = torch.compile(net) if variant == "compiled" else net
-        return Trainer(net, lambda: llama.mean_loss(module(ids), labels))
+
+        def forward():
+            return llama.mean_loss(net(ids), labels)
+
+        # With the loss inside it is faster than the model alone.
+        return Trainer(net, torch.compile(forward) if variant == "compiled" else forward)
     ids, labels = ids.chunk(ranks)[rank], labels.chunk(ranks)[rank]
     if variant == "fsdp2":
         from torch.distributed.fsdp import fully_shard
@@ -185,13 +191,16 @@ def peak_bytes():
 
 
 def run_rank(spec, rank, rendezvous):
+    if spec["ranks"] > 1:
+        # A rank ends with the process that started it.
+        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
     torch.set_num_threads(spec["threads"])
     if spec["ranks"] > 1:
         dist.init_process_group("gloo", init_method=f"file://{rendezvous}", rank=rank, world_size=spec["ranks"])
     trainer = build(spec, rank)
     first = [timed(trainer.step) for _ in range(spec["warmup"])]
     loss = trainer.whole_loss(first[0][1])
-    steps = max(STEPS_MIN, math.ceil(spec["seconds"] / most(first[-1][0])))
+    steps = max(spec["steps_min"], math.ceil(spec["seconds"] / most(first[-1][0])))
     seconds = statistics.median(timed(trainer.step)[0] for _ in range(steps))
     seconds, peak = most(seconds), int(most(peak_bytes()))
     if rank == 0:

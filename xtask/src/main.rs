@@ -1,5 +1,6 @@
 //! `cargo xtask`: the checks of the workspace that are more than a test.
 
+mod bench;
 mod floors;
 mod prove;
 
@@ -21,6 +22,9 @@ enum Command {
     Check,
     /// Train the same runs under many layouts and compare the digests.
     Prove(prove::Args),
+    /// Measure the speed, beside others.
+    #[command(subcommand)]
+    Bench(bench::Bench),
 }
 
 fn main() -> ExitCode {
@@ -28,6 +32,7 @@ fn main() -> ExitCode {
     let result = match Cli::parse().command {
         Command::Check => floors::check(root),
         Command::Prove(args) => prove::run(root, &args),
+        Command::Bench(what) => bench::run(root, &what),
     };
     match result {
         Ok(true) => ExitCode::SUCCESS,

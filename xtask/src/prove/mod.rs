@@ -2,7 +2,7 @@
 
 mod audit;
 mod grids;
-mod launch;
+pub mod launch;
 mod mutants;
 mod random;
 mod table;

@@ -1,0 +1,29 @@
+//! `cargo xtask bench`: how fast the trainer is, alone and beside others.
+
+mod machine;
+mod ours;
+mod peer;
+mod process;
+mod report;
+mod row;
+mod shapes;
+mod stats;
+mod train;
+
+use std::path::Path;
+
+use clap::Subcommand;
+
+/// What is measured.
+#[derive(Subcommand)]
+pub enum Bench {
+    /// Tokens/s, MFU and peak memory of training, beside PyTorch.
+    Train(train::Args),
+}
+
+/// Measures the workspace at `root`; true if everything asked for was measured.
+pub fn run(root: &Path, bench: &Bench) -> Result<bool, String> {
+    match bench {
+        Bench::Train(args) => train::run(root, args),
+    }
+}

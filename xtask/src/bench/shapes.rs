@@ -1,0 +1,154 @@
+//! What is trained, and how it is split.
+
+use serde_json::{Value, json};
+use spec::Run;
+
+/// A model of [`spec::model::PRESETS`] with the batch of a step.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Shape {
+    /// The preset.
+    pub name: &'static str,
+    /// Tokens per sequence.
+    pub seq: usize,
+    /// Sequences per step.
+    pub batch: usize,
+}
+
+/// All shapes.
+pub const SHAPES: [Shape; 3] = [
+    Shape { name: "S", seq: 128, batch: 16 },
+    Shape { name: "M", seq: 256, batch: 8 },
+    Shape { name: "L", seq: 256, batch: 4 },
+];
+
+/// A layout, and how the peer does the same.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Mode {
+    /// Its name on the command line and in the table.
+    pub name: &'static str,
+    /// Ranks on the data axis.
+    pub dp: usize,
+    /// Ranks on the tensor axis.
+    pub tp: usize,
+    /// Pipeline stages.
+    pub pp: usize,
+    /// ZeRO stage.
+    pub zero: usize,
+    /// Threads of a rank.
+    pub threads: usize,
+    /// What the peer runs; the fastest counts.
+    pub variants: &'static [&'static str],
+}
+
+/// Microbatches of a step through the pipeline.
+const PIPELINE_MICROBATCHES: usize = 4;
+
+const ALONE: Mode = Mode { name: "", dp: 1, tp: 1, pp: 1, zero: 0, threads: 1, variants: &["eager", "compiled"] };
+
+/// All modes.
+pub const MODES: [Mode; 6] = [
+    Mode { name: "1x1", ..ALONE },
+    Mode { name: "1x2", threads: 2, ..ALONE },
+    Mode { name: "dp2-zero0", dp: 2, variants: &["ddp"], ..ALONE },
+    Mode { name: "dp2-zero1", dp: 2, zero: 1, variants: &["zero", "fsdp2"], ..ALONE },
+    Mode { name: "tp2", tp: 2, variants: &["dtensor"], ..ALONE },
+    Mode { name: "pp2", pp: 2, variants: &["gpipe", "1f1b"], ..ALONE },
+];
+
+impl Mode {
+    /// Ranks.
+    pub fn ranks(&self) -> usize {
+        self.dp * self.tp * self.pp
+    }
+
+    /// Cores that it keeps busy.
+    pub fn cores(&self) -> usize {
+        self.ranks() * self.threads
+    }
+
+    /// Grid and layout as overrides of a run; the grid is the one that is fastest under this layout.
+    pub fn sets(&self, shape: &Shape) -> Vec<String> {
+        let microbatches = if self.pp > 1 { PIPELINE_MICROBATCHES } else { 1 };
+        let set = |key: &str, value: usize| format!("{key}={value}");
+        vec![
+            set("grid.dp", self.dp),
+            set("grid.tp", self.tp),
+            set("grid.microbatch", shape.batch / self.dp / microbatches),
+            set("layout.dp", self.dp),
+            set("layout.tp", self.tp),
+            set("layout.pp", self.pp),
+            set("layout.zero", self.zero),
+            set("layout.threads", self.threads),
+        ]
+    }
+}
+
+impl Shape {
+    /// The run file of `steps` steps on synthetic data: no validation, a checkpoint only at the end.
+    pub fn run_file(&self, steps: u64) -> String {
+        let Self { name, seq, batch } = self;
+        format!(
+            "[model]\npreset = \"{name}\"\n\n[data]\nsource = \"synthetic\"\neod = false\n\n\
+             [train]\nsteps = {steps}\nbatch = {batch}\nseq = {seq}\neval_sequences = 0\n"
+        )
+    }
+
+    /// The run, to read its numbers.
+    pub fn run(&self, mode: &Mode) -> Result<Run, String> {
+        Run::parse(&self.run_file(1), self.name, &mode.sets(self), mode.cores()).map_err(|e| e.to_string())
+    }
+
+    /// The shape as the peer's script takes it.
+    pub fn json(&self) -> Result<Value, String> {
+        let model = self.run(&ALONE)?.model;
+        Ok(json!({
+            "hidden": model.hidden, "layers": model.layers, "heads": model.heads, "kv_heads": model.kv_heads,
+            "ffn": model.ffn, "vocab": model.vocab, "seq": self.seq, "batch": self.batch,
+        }))
+    }
+}
+
+/// The entries of `all` named in `names`, in the order of `all`; all of them where none is named.
+pub fn pick<T: Copy>(all: &[T], name: impl Fn(&T) -> &'static str, names: &[String]) -> Result<Vec<T>, String> {
+    let known: Vec<_> = all.iter().map(&name).collect();
+    if let Some(other) = names.iter().find(|n| !known.contains(&n.as_str())) {
+        return Err(format!("{other:?} is none of {}", known.join(", ")));
+    }
+    Ok(all.iter().filter(|x| names.is_empty() || names.iter().any(|n| n == name(x))).copied().collect())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_shape_has_every_mode() {
+        for shape in SHAPES {
+            for mode in MODES {
+                let run = shape.run(&mode).unwrap();
+                assert_eq!(run.layout.world(), mode.ranks(), "{} {}", shape.name, mode.name);
+                assert_eq!(run.layout.threads, mode.threads);
+                assert_eq!(run.tokens_per_step(), shape.seq * shape.batch);
+                assert_eq!(run.grid.microbatches, if mode.pp > 1 { 4 } else { 1 });
+            }
+        }
+    }
+
+    #[test]
+    fn the_shapes_are_those_of_the_table() {
+        let l = SHAPES[2].json().unwrap();
+        let want = json!({
+            "hidden": 512, "layers": 8, "heads": 8, "kv_heads": 4, "ffn": 1408, "vocab": 8192, "seq": 256, "batch": 4,
+        });
+        assert_eq!(l, want);
+    }
+
+    #[test]
+    fn names_are_picked_or_refused() {
+        let names = |words: &[&str]| words.iter().map(|w| w.to_string()).collect::<Vec<_>>();
+        let picked = |words: &[&str]| pick(&SHAPES, |s| s.name, &names(words));
+        assert_eq!(picked(&[]).unwrap().len(), 3);
+        assert_eq!(picked(&["L", "S"]).unwrap(), [SHAPES[0], SHAPES[2]]);
+        assert!(picked(&["XL"]).unwrap_err().contains("S, M, L"));
+    }
+}
