@@ -2,6 +2,7 @@
 
 mod bench;
 mod floors;
+mod parity;
 mod prove;
 
 use std::path::Path;
@@ -22,6 +23,8 @@ enum Command {
     Check,
     /// Train the same runs under many layouts and compare the digests.
     Prove(prove::Args),
+    /// Compare with transformers, both ways; makes its own Python environment under `target/`.
+    Parity,
     /// Measure the speed, beside others.
     #[command(subcommand)]
     Bench(bench::Bench),
@@ -32,6 +35,7 @@ fn main() -> ExitCode {
     let result = match Cli::parse().command {
         Command::Check => floors::check(root),
         Command::Prove(args) => prove::run(root, &args),
+        Command::Parity => parity::run(root),
         Command::Bench(what) => bench::run(root, &what),
     };
     match result {

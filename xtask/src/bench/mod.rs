@@ -3,7 +3,7 @@
 mod machine;
 mod ours;
 mod peer;
-mod process;
+pub mod process;
 mod report;
 mod row;
 mod shapes;
