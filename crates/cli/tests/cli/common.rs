@@ -236,15 +236,17 @@ pub fn runs(pid: u32) -> bool {
     state.is_some_and(|state| !"ZX".contains(state))
 }
 
-/// Stops the test unless all processes are gone within `limit`.
+/// Stops the test unless all processes are gone within `limit`; those that are not are killed first.
 #[track_caller]
 pub fn gone_within(limit: Duration, pids: &[u32]) {
     let deadline = Instant::now() + limit;
-    while pids.iter().any(|pid| runs(*pid)) {
-        let left: Vec<_> = pids.iter().filter(|pid| runs(**pid)).collect();
-        assert!(Instant::now() < deadline, "{left:?} of {pids:?} still run after {limit:?}");
+    let left = || pids.iter().copied().filter(|pid| runs(*pid)).collect::<Vec<_>>();
+    while !left().is_empty() && Instant::now() < deadline {
         std::thread::sleep(Duration::from_millis(10));
     }
+    let left = left();
+    left.iter().for_each(|pid| send(*pid, Signal::KILL));
+    assert!(left.is_empty(), "{left:?} of {pids:?} still run after {limit:?}");
 }
 
 pub fn tree(root: &Path) -> Tree {

@@ -234,8 +234,11 @@ impl Collected {
                     left -= 1;
                 }
                 Ok(News::Ended(rank, Err(mut failure))) => {
-                    // Who was ended from here is not the cause.
-                    failure.silent &= !ending;
+                    if ending && failure.silent {
+                        // It is not the cause.
+                        failure.silent = false;
+                        failure.reason = "it did not end after another rank failed, and was ended".into();
+                    }
                     let event = Event::Failed { rank, code: failure.code, reason: failure.reason.clone() };
                     observe(&event);
                     failures.push((rank, failure));
