@@ -126,7 +126,8 @@ fn duplicates(data: &Dataset) -> Duplicates {
     let (mut tokens, mut bytes) = (Vec::new(), Vec::new());
     for part in &data.parts {
         for piece in &part.store.pieces {
-            (tokens.clear(), bytes.clear());
+            tokens.clear();
+            bytes.clear();
             part.store.read(piece.range(), &mut tokens);
             tokens.iter().for_each(|token| bytes.extend(token.to_le_bytes()));
             if !met.insert(*blake3::hash(&bytes).as_bytes()) {
@@ -206,6 +207,7 @@ mod tests {
             paths: vec![folder.path().display().to_string()],
             weights: Vec::new(),
             validation_paths: Vec::new(),
+            validation_sets: Vec::new(),
             validation: 0.0,
             masks: true,
             eod: true,

@@ -76,6 +76,8 @@ pub struct DataConfig {
     pub weights: Vec<f64>,
     /// Text files and folders held out, as written.
     pub validation_paths: Vec<String>,
+    /// Further held-out sets: name and path.
+    pub validation_sets: Vec<(String, String)>,
     /// Share of documents held out where `validation_paths` is empty.
     pub validation: f64,
     /// Documents packed into one sequence do not see each other; positions restart.
@@ -296,6 +298,7 @@ pub(crate) fn data(values: &Values, model: &Model) -> Result<DataConfig, SpecErr
         paths: values.texts("data.paths"),
         weights: values.floats("data.weights"),
         validation_paths: values.texts("data.validation_paths"),
+        validation_sets: validation_sets(values)?,
         validation: values.float("data.validation").expect("has a default"),
         masks: values.bool("data.masks").expect("has a default"),
         eod: values.bool("data.eod").expect("has a default"),
@@ -365,7 +368,9 @@ fn mixture(data: &DataConfig, has_paths: bool) -> Result<(), SpecError> {
     let sum: f64 = weights.iter().sum();
     if weights.len() > SOURCES_MAX || !weights.iter().all(|&w| w > 0.0 && w / sum >= WEIGHT_MIN) || !sum.is_finite() {
         return Err(SpecError::law(
-            format!("data.weights are shares: at most {SOURCES_MAX} of them, each above 0 and at least {WEIGHT_MIN} of the sum"),
+            format!(
+                "data.weights are shares: at most {SOURCES_MAX} of them, each above 0 and at least {WEIGHT_MIN} of the sum"
+            ),
             factors,
             "remove the path whose weight is 0, or raise a weight that is too small to be met in a block of sequences",
         ));
@@ -377,3 +382,17 @@ fn mixture(data: &DataConfig, has_paths: bool) -> Result<(), SpecError> {
 const SOURCES_MAX: usize = 256;
 /// Least share of a source, so that each stands in every block of the mixture (4096 sequences).
 const WEIGHT_MIN: f64 = 1.0 / 4096.0;
+
+fn validation_sets(values: &Values) -> Result<Vec<(String, String)>, SpecError> {
+    const KEY: &str = "data.validation_sets";
+    let mut sets: Vec<(String, String)> = Vec::new();
+    for text in values.texts(KEY) {
+        let named = text.split_once('=').filter(|(name, path)| !name.is_empty() && !path.is_empty());
+        let (name, path) = named.ok_or_else(|| values.refuse(KEY, "texts such as \"code=held-out/code\"".into()))?;
+        if sets.iter().any(|(other, _)| other == name) {
+            return Err(values.refuse(KEY, format!("names that differ; `{name}` stands twice")));
+        }
+        sets.push((name.into(), path.into()));
+    }
+    Ok(sets)
+}

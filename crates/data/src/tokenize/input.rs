@@ -88,7 +88,10 @@ pub(super) fn list(inputs: &[String]) -> Result<Vec<File>, DataError> {
         let found = glob::glob(input).map_err(|e| DataError::Glob { pattern: input.clone(), what: e.to_string() })?;
         let before = paths.len();
         for path in found {
-            let path = path.map_err(|e| unreadable(&e.path().to_owned(), e.into()))?;
+            let path = path.map_err(|e| {
+                let path = e.path().to_owned();
+                unreadable(&path, e.into())
+            })?;
             text::list_paths(&path, KEY, &mut paths)?;
         }
         if paths.len() == before {

@@ -12,6 +12,7 @@ pub fn text(paths: &[&str]) -> DataConfig {
         source: Source::Text,
         paths: paths.iter().map(|&path| path.to_owned()).collect(),
         validation_paths: Vec::new(),
+        validation_sets: Vec::new(),
         validation: 0.0,
         masks: true,
         eod: true,
