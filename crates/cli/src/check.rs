@@ -53,7 +53,11 @@ pub fn run(args: &Args) -> Result<u8, TrainError> {
     line(&format!("sound: {} on {world} rank{}", run.layout, if world == 1 { "" } else { "s" }));
     line("  no rank waits for ever; every microbatch passes every layer once each way;");
     line("  weight gradients are first in, first out; nothing is applied before the vote");
-    line(&format!("bubble {:.1}% | peak activations {} layer-microbatches", 100.0 * report.bubble, report.peak_activations));
+    line(&format!(
+        "bubble {:.1}% | peak activations {} layer-microbatches",
+        100.0 * report.bubble,
+        report.peak_activations
+    ));
     line(&print::table(&report, Limits::default()));
     line(&print::gantt(&report, &run.grid, &run.layout, Limits::default()));
     if args.program {

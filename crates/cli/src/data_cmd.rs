@@ -190,13 +190,14 @@ fn show_stats(args: &StatsArgs) -> Result<u8, TrainError> {
 }
 
 /// Paths without a run file: tokens if the first is of tokens, else text; nothing held out.
-fn of_paths(paths: &[String]) -> DataConfig {
+pub fn of_paths(paths: &[String]) -> DataConfig {
     let source = if data::is_tokens(paths[0].as_ref()) { Source::Tokens } else { Source::Text };
     DataConfig {
         source,
         paths: paths.to_vec(),
         weights: Vec::new(),
         validation_paths: Vec::new(),
+        validation_sets: Vec::new(),
         validation: 0.0,
         masks: true,
         // A folder without such a token would be refused.

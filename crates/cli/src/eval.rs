@@ -3,9 +3,11 @@
 use std::path::PathBuf;
 
 use checkpoint::hf::{CONFIG, HfFolder};
+use data::Dataset;
 use kernels::Simd;
 use spec::Run;
 use spec::hf::HfConfig;
+use spec::run::DataConfig;
 use train::TrainError;
 use train::eval::{self, Batch};
 
@@ -17,8 +19,17 @@ pub struct Args {
     #[arg(long, value_name = "DIR")]
     model: PathBuf,
     /// A JSON file with `input_ids`, and if wanted `labels`, `position_ids`, `document_ids`: [sequence][position].
-    #[arg(long, value_name = "FILE")]
-    batch: PathBuf,
+    #[arg(long, value_name = "FILE", required_unless_present = "data", conflicts_with = "data")]
+    batch: Option<PathBuf>,
+    /// Folders of tokens, Megatron prefixes, or (for models of bytes) text: the loss over all of it.
+    #[arg(long, value_name = "PATH", num_args = 1.., conflicts_with_all = ["grads", "out"])]
+    data: Vec<String>,
+    /// With --data: tokens of a sequence.
+    #[arg(long, default_value_t = 512)]
+    seq: usize,
+    /// With --data: sequences at a time.
+    #[arg(long, default_value_t = 8)]
+    sequences: usize,
     /// Also the gradient of the loss for every parameter.
     #[arg(long)]
     grads: bool,
@@ -39,17 +50,18 @@ pub struct Args {
 pub fn run(args: &Args) -> Result<u8, TrainError> {
     let config = HfConfig::read(&args.model.join(CONFIG))?;
     let weights = HfFolder::open(&args.model, &config.model)?;
-    let name = args.batch.display().to_string();
-    let text = std::fs::read_to_string(&args.batch)
+    let simd = match &args.simd {
+        Some(word) => word.parse()?,
+        None => Simd::detect(),
+    };
+    let Some(path) = &args.batch else { return over_data(args, &config, &weights, simd) };
+    let name = path.display().to_string();
+    let text = std::fs::read_to_string(path)
         .map_err(|e| TrainError::BadInput(format!("cannot read the batch {name}: {e}")))?;
     let batch = Batch::parse(&text, &name, config.model.vocab)?;
     if let Some(out) = args.out.as_ref().filter(|out| out.exists()) {
         return Err(TrainError::BadInput(format!("{} exists already; choose another --out", out.display())));
     }
-    let simd = match &args.simd {
-        Some(word) => word.parse()?,
-        None => Simd::detect(),
-    };
     let run = Run::for_batch(&config.model, batch.rows(), batch.seq(), &args.sets, crate::cores())?;
     let evaluation = eval::evaluate(&run, &weights, &batch, simd, args.grads)?;
     if let Some(out) = &args.out {
@@ -67,12 +79,51 @@ pub fn run(args: &Args) -> Result<u8, TrainError> {
         return Ok(0);
     }
     config.notes.iter().chain(weights.notes()).for_each(|note| line(note));
-    line(&format!("loss {:.6} | perplexity {perplexity:.4} | {} tokens | {}", evaluation.loss, evaluation.tokens, run.layout));
+    line(&format!(
+        "loss {:.6} | perplexity {perplexity:.4} | {} tokens | {}",
+        evaluation.loss, evaluation.tokens, run.layout
+    ));
     if let Some(norm) = norm {
         line(&format!("grad_norm {norm:.6}"));
     }
     if let Some(out) = &args.out {
         line(&format!("written to {}", out.display()));
     }
+    Ok(0)
+}
+
+/// Loss, perplexity and bits per byte over data.
+fn over_data(args: &Args, config: &HfConfig, weights: &HfFolder, simd: Simd) -> Result<u8, TrainError> {
+    let tokenizer = args.model.join("tokenizer.json");
+    let text = args.data.iter().find(|path| !data::is_tokens(path.as_ref()));
+    if let Some(text) = text.filter(|_| tokenizer.exists()) {
+        return Err(TrainError::BadInput(format!(
+            "--data {text} is text, and the model has a tokenizer; first run `lockstep data tokenize --tokenizer {} --out DIR {text}`, then give DIR",
+            tokenizer.display()
+        )));
+    }
+    let run = Run::for_batch(&config.model, args.sequences, args.seq, &args.sets, crate::cores())?;
+    let data = crate::data_cmd::of_paths(&args.data);
+    let data = Dataset::open(&DataConfig { vocab: config.model.vocab, ..data }, args.seq, None)?;
+    let sum = eval::evaluate_data(&run, weights, &data, simd)?;
+    let loss = sum.nats / sum.tokens.max(1) as f64;
+    let bits = sum.nats / std::f64::consts::LN_2 / sum.bytes.max(1) as f64;
+    let notes = config.notes.iter().chain(weights.notes());
+    if args.json {
+        let object = serde_json::json!({
+            "kind": "evaluation", "schema": events::SCHEMA, "loss": loss, "perplexity": loss.exp(), "bits_per_byte": bits,
+            "tokens": sum.tokens, "bytes": sum.bytes, "layout": run.layout.to_string(), "notes": notes.collect::<Vec<_>>(),
+        });
+        line(&object.to_string());
+        return Ok(0);
+    }
+    notes.for_each(|note| line(note));
+    data.describe().iter().for_each(|text| line(text));
+    line(&format!(
+        "loss {loss:.6} | perplexity {:.4} | {bits:.4} bits per byte | {} tokens | {}",
+        loss.exp(),
+        sum.tokens,
+        run.layout
+    ));
     Ok(0)
 }

@@ -113,9 +113,10 @@ fn text(event: &Event) -> Option<String> {
             100.0 * s.mfu,
             1000.0 * s.seconds
         ),
-        Event::Validation { step, loss, bits_per_byte, best, .. } => {
+        Event::Validation { step, set, loss, bits_per_byte, best, .. } => {
             let mark = if *best { " | best" } else { "" };
-            format!("validation after step {step} | loss {loss:.4} | {bits_per_byte:.3} bits per byte{mark}")
+            let set = set.as_ref().map_or(String::new(), |name| format!(" on {name}"));
+            format!("validation{set} after step {step} | loss {loss:.4} | {bits_per_byte:.3} bits per byte{mark}")
         }
         Event::Sample { step, text } => {
             let lines: Vec<_> = text.lines().map(|l| format!("  | {l}")).collect();

@@ -29,6 +29,9 @@ pub enum Event {
     Validation {
         /// The last committed step.
         step: u64,
+        /// The held-out set; none: the one that decides what is best.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        set: Option<String>,
         /// Nats per token.
         loss: f64,
         /// Bits per byte of text.

@@ -137,6 +137,15 @@ pub struct LossSum {
     pub bytes: u64,
 }
 
+impl LossSum {
+    /// Adds another sum.
+    pub fn add(&mut self, other: &Self) {
+        self.nats += other.nats;
+        self.tokens += other.tokens;
+        self.bytes += other.bytes;
+    }
+}
+
 /// The memory of a rank between instructions.
 #[derive(Debug, Default)]
 pub struct Memory {

@@ -2,6 +2,7 @@
 pub mod best;
 pub mod buffers;
 pub mod comm;
+pub mod corpus;
 mod error;
 pub mod eval;
 pub mod exec;

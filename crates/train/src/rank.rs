@@ -16,7 +16,8 @@ use serde::{Deserialize, Serialize};
 use spec::{Run, Unit};
 
 use crate::best::Best;
-use crate::buffers::Tokens;
+use crate::buffers::{LossSum, Tokens};
+use crate::corpus::Corpus;
 use crate::error::TrainError;
 use crate::exec::{Executor, Outcome};
 use crate::mutant::{self, Mutant};
@@ -34,7 +35,7 @@ pub struct Job {
     /// The run.
     pub run: Run,
     /// Its data.
-    pub data: Arc<Dataset>,
+    pub data: Arc<Corpus>,
     /// Instruction path of the kernels.
     pub simd: Simd,
     /// Folder of checkpoints.
@@ -173,7 +174,7 @@ impl RankRun<'_> {
         let first = (step - 1) * run.grid.batch() as u64;
         let load = |unit: Unit| {
             let sequences = run.grid.sequences(mutant::unit(self.job.mutant, &run.grid, unit));
-            let loaded = tokens(sequences.map(|i| self.job.data.sequence(Split::Train, first + i as u64)));
+            let loaded = tokens(sequences.map(|i| self.job.data.main.sequence(Split::Train, first + i as u64)));
             mutant::tokens(self.job.mutant, run.train.seq, loaded)
         };
         let outcome = self.executor.run(&self.train, Mode::Train, step, &load)?;
@@ -203,26 +204,41 @@ impl RankRun<'_> {
         Ok(decision.stop)
     }
 
-    /// True if it was the best so far; the same on every rank.
+    /// Validates on every held-out set; true if the first was the best so far, which all ranks see alike.
     fn validate(&mut self, step: u64) -> Result<bool, TrainError> {
-        let run = &self.job.run;
-        let data = &self.job.data;
-        let wanted = (run.train.eval_sequences as u64).min(data.sequences(Split::Validation));
-        if wanted == 0 {
-            return Ok(false);
-        }
+        let data = self.job.data.clone();
         let began = Instant::now();
+        let mut best = false;
+        let sets = data.sets.iter().map(|(name, set)| (Some(name.clone()), set));
+        for (name, set) in std::iter::once((None, &data.main)).chain(sets) {
+            let sum = self.held_out(step, set)?;
+            if sum.tokens == 0 {
+                continue;
+            }
+            let loss = sum.nats / sum.tokens as f64;
+            let better = name.is_none() && self.best.observe(step, loss);
+            best |= better;
+            let bits_per_byte = sum.nats / std::f64::consts::LN_2 / sum.bytes.max(1) as f64;
+            self.say(Event::Validation { step, set: name, loss, bits_per_byte, tokens: sum.tokens, best: better });
+        }
+        self.spent("validation", began);
+        Ok(best)
+    }
+
+    /// Loss over the first `train.eval_sequences` held-out sequences of `set`, of which there may be none.
+    fn held_out(&mut self, step: u64, set: &Dataset) -> Result<LossSum, TrainError> {
+        let run = &self.job.run;
+        let wanted = (run.train.eval_sequences as u64).min(set.sequences(Split::Validation));
         let batch = run.grid.batch() as u64;
-        let mut total = crate::buffers::LossSum::default();
+        let mut total = LossSum::default();
         for round in 0..wanted.div_ceil(batch) {
             let load = |unit: Unit| {
                 let sequences = run.grid.sequences(unit).map(|i| {
                     let index = round * batch + i as u64;
-                    let mut sequence = data.sequence(Split::Validation, index % wanted);
+                    let mut sequence = set.sequence(Split::Validation, index % wanted);
                     if index >= wanted {
                         // The last round is filled up with rows that do not count.
                         sequence.targets.fill(data::IGNORE);
-                        sequence.target_bytes.fill(0);
                     }
                     sequence
                 });
@@ -231,16 +247,9 @@ impl RankRun<'_> {
             let Outcome::Eval(sum) = self.executor.run(&self.eval, Mode::Eval, step, &load)? else {
                 return Err(TrainError::Internal("a validation program gave no loss".into()));
             };
-            total.nats += sum.nats;
-            total.tokens += sum.tokens;
-            total.bytes += sum.bytes;
+            total.add(&sum);
         }
-        self.spent("validation", began);
-        let loss = total.nats / total.tokens.max(1) as f64;
-        let best = self.best.observe(step, loss);
-        let bits_per_byte = total.nats / std::f64::consts::LN_2 / total.bytes.max(1) as f64;
-        self.say(Event::Validation { step, loss, bits_per_byte, tokens: total.tokens, best });
-        Ok(best)
+        Ok(total)
     }
 
     fn sample(&mut self, step: u64) -> Result<(), TrainError> {
@@ -320,7 +329,7 @@ impl RankRun<'_> {
     }
 }
 
-fn tokens(sequences: impl Iterator<Item = data::Sequence>) -> Tokens {
+pub(crate) fn tokens(sequences: impl Iterator<Item = data::Sequence>) -> Tokens {
     let mut out = Tokens::default();
     for sequence in sequences {
         out.ids.extend(sequence.tokens);

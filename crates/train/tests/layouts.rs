@@ -4,10 +4,12 @@ mod common;
 
 use common::train;
 use events::Event;
+use train::rank::Ended;
 
 /// Digest, and loss of the last validation.
 fn outcome(sets: &[&str]) -> (String, f64) {
     let told = train(sets);
+    assert_eq!(told.ended, Ended::Finished);
     let loss = |e: &Event| match e {
         Event::Validation { loss, .. } => Some(*loss),
         _ => None,

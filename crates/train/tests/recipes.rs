@@ -25,7 +25,7 @@ const WORSE: [&str; 6] = [
 
 fn validations(events: &[Event]) -> Vec<(u64, f64)> {
     let of = |e: &Event| match e {
-        Event::Validation { step, loss, .. } => Some((*step, *loss)),
+        Event::Validation { step, set: None, loss, .. } => Some((*step, *loss)),
         _ => None,
     };
     events.iter().filter_map(of).collect()
@@ -60,6 +60,25 @@ fn the_best_checkpoint_is_marked_and_kept() {
     assert_eq!((marker["step"].as_u64(), marker["validation_loss"].as_f64()), (Some(best.0), Some(best.1)));
     let kept: Vec<u64> = checkpoint::list(folder.path()).unwrap().into_iter().map(|(step, _)| step).collect();
     assert_eq!(kept, [best.0, 12], "the best and the newest");
+}
+
+#[test]
+fn further_sets_are_validated_and_decide_nothing() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("held.txt");
+    std::fs::write(&path, "A text that no model here has seen. ".repeat(40)).unwrap();
+    let sets = format!("data.validation_sets=[\"other={}\"]", path.display());
+    let of = |told: &common::Told| {
+        told.events.iter().find_map(|e| match e {
+            Event::Validation { set: Some(name), loss, best, .. } => Some((name.clone(), *loss, *best)),
+            _ => None,
+        })
+    };
+    let one = train(&[&sets]);
+    let (name, loss, best) = of(&one).expect("a second validation");
+    assert!(name == "other" && loss > 0.0 && !best);
+    assert_eq!(of(&train(&with(&[&sets], &SPLIT))), Some((name, loss, best)));
+    assert_eq!(one.digest(), train(&[]).digest(), "what is held out beside does not touch the run");
 }
 
 #[test]

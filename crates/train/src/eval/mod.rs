@@ -9,6 +9,7 @@ use std::sync::atomic::AtomicBool;
 use std::sync::{Arc, Mutex};
 
 use checkpoint::hf::HfFolder;
+use data::{Dataset, Split};
 use fabric::FabricOptions;
 use kernels::{Ctx, Simd};
 use program::{Mode, Op};
@@ -18,6 +19,7 @@ use spec::tensors::Tensor;
 pub use assemble::{Captured, Whole, put_state, whole_logits, whole_tensors};
 pub use batch::Batch;
 
+use crate::buffers::LossSum;
 use crate::error::TrainError;
 use crate::exec::{Executor, Outcome};
 use crate::vote::{self, Decision};
@@ -165,4 +167,33 @@ pub fn write(path: &std::path::Path, run: &Run, evaluation: &Evaluation, batch: 
         path: path.to_owned(),
         source: std::io::Error::other(e),
     })
+}
+
+/// Loss of the model of `folder` over one epoch of `data`; `run` comes from [`Run::for_batch`].
+///
+/// # Errors
+/// A weight that is not finite, or what a rank reports.
+pub fn evaluate_data(run: &Run, folder: &HfFolder, data: &Dataset, simd: Simd) -> Result<LossSum, TrainError> {
+    let (wanted, batch) = (data.sequences(Split::Train), run.grid.batch() as u64);
+    let sums = on_ranks(run, folder, simd, |executor| {
+        let program = program::lower(run, executor.place.rank, Mode::Eval);
+        let mut total = LossSum::default();
+        for round in 0..wanted.div_ceil(batch) {
+            let sequence = |i: usize| {
+                let index = round * batch + i as u64;
+                let mut sequence = data.sequence(Split::Train, index % wanted);
+                if index >= wanted {
+                    sequence.targets.fill(data::IGNORE);
+                }
+                sequence
+            };
+            let load = |unit| crate::rank::tokens(run.grid.sequences(unit).map(sequence));
+            let Outcome::Eval(sum) = executor.run(&program, Mode::Eval, 1, &load)? else {
+                return Err(TrainError::Internal("an evaluation gave no loss".into()));
+            };
+            total.add(&sum);
+        }
+        Ok(total)
+    })?;
+    Ok(sums[0])
 }

@@ -93,7 +93,7 @@ impl RunFolder {
     pub fn best_until(&self, done: u64) -> Best {
         let text = fs::read_to_string(self.path.join("events.jsonl")).unwrap_or_default();
         let of = |line: &str| match Event::from_line(line) {
-            Ok(Event::Validation { step, loss, .. }) => Some((step, loss)),
+            Ok(Event::Validation { step, set: None, loss, .. }) => Some((step, loss)),
             _ => None,
         };
         Best::replay(text.lines().filter_map(of), done)

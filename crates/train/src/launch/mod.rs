@@ -16,7 +16,7 @@ use std::sync::mpsc::{Receiver, RecvTimeoutError};
 use std::time::{Duration, Instant};
 
 use checkpoint::hf::HfFolder;
-use data::Dataset;
+use data::Split;
 use events::{Event, RankReport};
 use kernels::Simd;
 use program::{Mode, check};
@@ -26,6 +26,7 @@ pub use folder::RunFolder;
 pub use processes::rank_main;
 
 use crate::best::Best;
+use crate::corpus::Corpus;
 use crate::error::TrainError;
 use crate::mutant::Mutant;
 use crate::rank::Ended;
@@ -93,9 +94,13 @@ pub fn train_mutant(
 ) -> Result<Summary, TrainError> {
     let began = Instant::now();
     let run = &request.run;
-    let data = Arc::new(Dataset::open(&run.data, run.train.seq, None)?);
+    let data = Arc::new(Corpus::open(run)?);
     prove(run)?;
-    let mut notes = data.describe();
+    let mut notes = data.main.describe();
+    for (name, set) in &data.sets {
+        let (documents, sequences) = (set.documents(Split::Validation), set.sequences(Split::Validation));
+        notes.push(format!("data: validation set {name}: {documents} documents, {sequences} sequences"));
+    }
     if let Some(from) = &run.from {
         let weights = HfFolder::open(from, &run.model)?;
         weights.check_finite()?;

@@ -5,12 +5,12 @@ use std::sync::atomic::AtomicBool;
 use std::sync::mpsc::{Receiver, channel};
 use std::thread::JoinHandle;
 
-use data::Dataset;
 use fabric::{Aborter, FabricOptions};
 use spec::Run;
 
 use super::wire::JobSpec;
 use super::{Failure, News, Ranks};
+use crate::corpus::Corpus;
 use crate::error::TrainError;
 use crate::rank;
 
@@ -22,7 +22,7 @@ pub struct ThreadRanks {
 }
 
 /// Starts a thread per rank; they share `stop` with the caller.
-pub fn start(run: &Run, spec: &JobSpec, data: Arc<Dataset>, stop: Arc<AtomicBool>) -> Result<ThreadRanks, TrainError> {
+pub fn start(run: &Run, spec: &JobSpec, data: Arc<Corpus>, stop: Arc<AtomicBool>) -> Result<ThreadRanks, TrainError> {
     let world = run.layout.world();
     let endpoints = fabric::threads(world as u32, &FabricOptions::default())?;
     let aborters = endpoints.iter().map(|e| e.aborter()).collect();

@@ -4,12 +4,12 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 
-use data::Dataset;
 use events::Event;
 use serde::{Deserialize, Serialize};
 use spec::Run;
 
 use crate::best::Best;
+use crate::corpus::Corpus;
 use crate::error::TrainError;
 use crate::mutant::Mutant;
 use crate::rank::{Ended, Job};
@@ -47,11 +47,11 @@ impl JobSpec {
     ///
     /// # Errors
     /// Bad input that the parent must have refused already.
-    pub fn job(&self, data: Option<Arc<Dataset>>, stop: Arc<AtomicBool>) -> Result<Job, TrainError> {
+    pub fn job(&self, data: Option<Arc<Corpus>>, stop: Arc<AtomicBool>) -> Result<Job, TrainError> {
         let run = Run::parse(&self.run_toml, &self.name, &[], self.cores)?;
         let data = match data {
             Some(data) => data,
-            None => Arc::new(Dataset::open(&run.data, run.train.seq, None)?),
+            None => Arc::new(Corpus::open(&run)?),
         };
         Ok(Job {
             run,

@@ -4,11 +4,11 @@ use std::path::Path;
 use std::sync::atomic::AtomicBool;
 use std::sync::{Arc, Mutex};
 
-use data::Dataset;
 use events::Event;
 use kernels::Simd;
 use spec::Run;
 use train::best::Best;
+use train::corpus::Corpus;
 use train::rank::{self, Ended, Job};
 
 /// Small, with two tensor cells and four data cells.
@@ -48,7 +48,7 @@ impl Told {
 pub fn train_in(folder: &Path, sets: &[&str], resume: Option<&Path>, best: Best) -> Told {
     let sets: Vec<String> = sets.iter().map(|s| s.to_string()).collect();
     let run = Run::parse(BASE, "base", &sets, 1).unwrap();
-    let data = Arc::new(Dataset::open(&run.data, run.train.seq, None).unwrap());
+    let data = Arc::new(Corpus::open(&run).unwrap());
     let events = Mutex::new(Vec::new());
     let endpoints = fabric::threads(run.layout.world() as u32, &fabric::FabricOptions::default()).unwrap();
     let mut ended = Vec::new();

@@ -1,0 +1,32 @@
+//! The data of a run: what it trains on, and every held-out set.
+
+use data::{DataError, Dataset};
+use spec::Run;
+use spec::run::DataConfig;
+
+/// All data of a run.
+#[derive(Debug)]
+pub struct Corpus {
+    /// Training sequences, and the validation that decides what is best.
+    pub main: Dataset,
+    /// Further held-out sets, by name.
+    pub sets: Vec<(String, Dataset)>,
+}
+
+impl Corpus {
+    /// Opens everything that the run file names.
+    ///
+    /// # Errors
+    /// As [`Dataset::open`].
+    pub fn open(run: &Run) -> Result<Self, DataError> {
+        let open = |config: &DataConfig| Dataset::open(config, run.train.seq, None);
+        let main = open(&run.data)?;
+        let set = |(name, path): &(String, String)| {
+            let validation_paths = vec![path.clone()];
+            let config = DataConfig { validation_paths, validation_sets: Vec::new(), ..run.data.clone() };
+            Ok((name.clone(), open(&config)?))
+        };
+        let sets = run.data.validation_sets.iter().map(set).collect::<Result<_, DataError>>()?;
+        Ok(Self { main, sets })
+    }
+}
