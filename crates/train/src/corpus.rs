@@ -14,6 +14,15 @@ pub struct Corpus {
 }
 
 impl Corpus {
+    /// The run's definition with what the data turned out to be: what a checkpoint belongs to.
+    pub fn definition(&self, run: &Run) -> String {
+        let facts = ["data order version", "text hash", "training documents"];
+        let parts = self.main.fingerprint_parts();
+        let found = parts.iter().filter(|(name, _)| facts.contains(name));
+        let lines: String = found.map(|(name, value)| format!("{name} = {value}\n")).collect();
+        run.definition() + "\n[data found]\n" + &lines
+    }
+
     /// Opens everything that the run file names.
     ///
     /// # Errors

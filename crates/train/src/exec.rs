@@ -51,6 +51,8 @@ pub struct Executor<'a> {
     pub tensors: Vec<Tensor>,
     /// What ran.
     pub counts: Counts,
+    /// What its checkpoints belong to.
+    pub definition: String,
     /// A deliberate fault.
     pub mutant: Option<Mutant>,
     /// Where logits are kept for who asks for them.
@@ -93,6 +95,7 @@ impl<'a> Executor<'a> {
             comm,
             chunks,
             counts: Counts::default(),
+            definition: run.definition(),
             mutant: None,
             capture: None,
             memory: Memory::default(),

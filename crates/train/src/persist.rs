@@ -99,7 +99,7 @@ pub fn save(executor: &Executor, root: &Path, step: u64, best: &Best) -> Result<
             let meta = Meta {
                 step,
                 cursor,
-                definition: executor.run.definition(),
+                definition: executor.definition.clone(),
                 numerics_version: NUMERICS_VERSION,
                 tp,
                 digest: Some(digest.to_string()),

@@ -76,6 +76,7 @@ pub fn run(job: &Job, endpoint: Endpoint, sink: &dyn Fn(Event)) -> Result<Ended,
     let began = Instant::now();
     let mut executor = Executor::new(&job.run, &ctx, endpoint, job.stop.clone());
     executor.mutant = job.mutant;
+    executor.definition = job.data.definition(&job.run);
     let mut done = 0;
     if let Some(path) = &job.resume {
         let from = Checkpoint::open(path)?;

@@ -109,7 +109,7 @@ pub fn train_mutant(
         notes.extend(spec::hf::HfConfig::read(&from.join(checkpoint::hf::CONFIG))?.notes);
     }
     let folder = RunFolder::new(&request.folder);
-    let (resume, mut known) = folder.resume_point(run, request.resume)?;
+    let (resume, mut known) = folder.resume_point(run, &data.definition(run), request.resume)?;
     let (mut log, set_aside) = folder.create(run)?;
     known.extend(set_aside);
     let mut observe = |event: &Event| {

@@ -17,7 +17,12 @@ impl RunFolder {
     ///
     /// # Errors
     /// A folder that holds another run, or any run without `resume`; `resume` without a whole checkpoint of this run.
-    pub fn resume_point(&self, run: &Run, resume: bool) -> Result<(Option<Checkpoint>, Vec<String>), TrainError> {
+    pub fn resume_point(
+        &self,
+        run: &Run,
+        definition: &str,
+        resume: bool,
+    ) -> Result<(Option<Checkpoint>, Vec<String>), TrainError> {
         let used = self.in_use()?;
         if !resume {
             return if used {
@@ -44,7 +49,7 @@ impl RunFolder {
                 root.display()
             )));
         };
-        self.same_run(run, &found)?;
+        self.same_run(run, definition, &found)?;
         whole(&found)?;
         let passed = |(step, e): &(u64, _)| format!("the checkpoint of step {step} is passed over: {e}");
         let mut notes: Vec<_> = skipped.iter().map(passed).collect();
@@ -75,9 +80,8 @@ impl RunFolder {
     }
 
     /// That the checkpoint is of the run in all that defines it.
-    fn same_run(&self, run: &Run, found: &Checkpoint) -> Result<(), TrainError> {
-        let (theirs, ours) = (&found.meta().definition, run.definition());
-        let differences = differences(theirs, &ours);
+    fn same_run(&self, run: &Run, ours: &str, found: &Checkpoint) -> Result<(), TrainError> {
+        let differences = differences(&found.meta().definition, ours);
         if !differences.is_empty() {
             return Err(TrainError::BadInput(format!(
                 "{} belongs to another run: {}; use its run file ({} holds every value), or another --run-dir",
@@ -87,7 +91,7 @@ impl RunFolder {
             )));
         }
         let tensors = spec::tensors::tensors(&run.model);
-        Ok(found.check_model(&ours, &tensors, run.grid.tp, NUMERICS_VERSION)?)
+        Ok(found.check_model(ours, &tensors, run.grid.tp, NUMERICS_VERSION)?)
     }
 }
 
