@@ -42,6 +42,8 @@ pub struct Ours<'a> {
     pub folder: PathBuf,
     /// The machine.
     pub machine: &'a Machine,
+    /// Further overrides of its runs.
+    pub sets: &'a [String],
 }
 
 impl Ours<'_> {
@@ -58,7 +60,7 @@ impl Ours<'_> {
         fs::write(&run_file, shape.run_file(steps as u64)).map_err(|e| format!("cannot write the run file: {e}"))?;
         let mut command = self.machine.command(mode.cores(), &self.binary);
         command.arg("train").arg(&run_file).arg("--run-dir").arg(&run_dir).arg("--json");
-        command.arg("--set").args(mode.sets(shape));
+        command.arg("--set").args(mode.sets(shape)).args(self.sets);
         let output = process::output(&mut command, LIMIT);
         // The checkpoint of its end is no use to anybody.
         let _ = fs::remove_dir_all(&run_dir);
@@ -70,7 +72,7 @@ impl Ours<'_> {
     pub fn loss(&self, shape: &Shape, mode: &Mode, folder: &Path) -> Result<f64, String> {
         let mut command = self.machine.command(mode.cores(), &self.binary);
         command.arg("eval").arg("--model").arg(folder).arg("--batch").arg(folder.join("batch.json")).arg("--json");
-        command.arg("--set").args(mode.sets(shape));
+        command.arg("--set").args(mode.sets(shape)).args(self.sets);
         let output = process::output(&mut command, LIMIT)?;
         evaluated(&output).ok_or_else(|| "lockstep eval printed no loss".into())
     }

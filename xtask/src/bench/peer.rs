@@ -89,10 +89,16 @@ impl<'a> Peer<'a> {
 
     /// Trains; the loss of the first step, and the sample.
     pub fn train(&self, shape: &Shape, mode: &Mode, variant: &str, seconds: f64) -> Result<(f64, Sample), String> {
-        let spec = spec(shape.json()?, mode, variant, seconds);
-        let mut command = self.python(mode.cores());
-        command.env("OMP_NUM_THREADS", mode.threads.to_string()).arg(spec.to_string());
-        parse(&process::output(&mut command, LIMIT)?)
+        let spec = spec(shape.json()?, mode, variant, seconds).to_string();
+        let once = || {
+            let mut command = self.python(mode.cores());
+            command.env("OMP_NUM_THREADS", mode.threads.to_string()).arg(&spec);
+            parse(&process::output(&mut command, LIMIT)?)
+        };
+        once().or_else(|first| {
+            eprintln!("{} {} {variant} is tried again: {first}", shape.name, mode.name);
+            once()
+        })
     }
 
     fn python(&self, cores: usize) -> Command {

@@ -48,9 +48,13 @@ fn reader(pipe: Option<impl Read + Send + 'static>) -> thread::JoinHandle<String
     })
 }
 
-/// The last line that says something.
+/// The last line that names an error, or else the last one that says something.
 fn last_words(text: &str) -> &str {
-    text.lines().rev().map(str::trim).find(|line| !line.is_empty()).unwrap_or("it said nothing")
+    let lines = || text.lines().rev().map(str::trim).filter(|line| !line.is_empty());
+    lines()
+        .find(|line| line.contains("Error") || line.starts_with("error"))
+        .or(lines().next())
+        .unwrap_or("it said nothing")
 }
 
 #[cfg(test)]
@@ -67,6 +71,8 @@ mod tests {
         assert_eq!(shell("echo a; echo b >&2", limit).unwrap(), "a\n");
         let failed = shell("echo first >&2; echo the cause >&2; echo; exit 3", limit).unwrap_err();
         assert!(failed.contains("the cause") && failed.contains('3'), "{failed}");
+        let named = shell("echo KeyError: x >&2; echo bye >&2; exit 1", limit).unwrap_err();
+        assert!(named.contains("KeyError: x"), "{named}");
         let absent = output(&mut Command::new("no-such-program-here"), limit).unwrap_err();
         assert!(absent.contains("cannot start no-such-program-here"), "{absent}");
     }

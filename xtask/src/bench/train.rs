@@ -30,6 +30,9 @@ pub struct Args {
     /// Modes, such as 1x1,tp2 [default: all]
     #[arg(long, value_delimiter = ',')]
     modes: Vec<String>,
+    /// Override a key of our runs, such as `grid.microbatch=4`; may be repeated.
+    #[arg(long = "set", value_name = "KEY=VALUE")]
+    sets: Vec<String>,
 }
 
 /// Both sides.
@@ -57,7 +60,7 @@ pub fn run(root: &Path, args: &Args) -> Result<bool, String> {
     if let Some(why) = &missing {
         eprintln!("error: {why}; only our side is measured");
     }
-    let ours = Ours { binary, folder: temporary.path().to_owned(), machine: &machine };
+    let ours = Ours { binary, folder: temporary.path().to_owned(), machine: &machine, sets: &args.sets };
     let sides = Sides { ours, peer, args };
     let mut complete = missing.is_none();
     for shape in &shapes {
