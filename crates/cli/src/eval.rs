@@ -18,7 +18,7 @@ pub struct Args {
     /// A Hugging Face folder: config.json and safetensors.
     #[arg(long, value_name = "DIR")]
     model: PathBuf,
-    /// A JSON file with `input_ids`, and if wanted `labels`, `position_ids`, `document_ids`: [sequence][position].
+    /// A JSON file with `input_ids`, and if wanted `labels`, `position_ids`, `document_ids`: a list per sequence.
     #[arg(long, value_name = "FILE", required_unless_present = "data", conflicts_with = "data")]
     batch: Option<PathBuf>,
     /// Folders of tokens, Megatron prefixes, or (for models of bytes) text: the loss over all of it.
