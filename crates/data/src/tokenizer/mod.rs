@@ -1,7 +1,7 @@
 //! `tokenizer.json` files: text to ids and back.
 //!
 //! The crate `tokenizers` reads the file and says what is right. It encodes a few megabytes a second, so the usual
-//! shape of such files (byte-level BPE behind a splitting pattern) takes a shorter way through [`fast`]: the same
+//! shape of such files (byte-level BPE behind a splitting pattern) takes a shorter way through the module `fast`: the same
 //! pattern in a faster engine, and a table of words that the crate encoded before.
 
 mod fast;
