@@ -190,6 +190,13 @@ impl Run {
         let request = layout_request(&values)?;
         let layout = Layout::resolve(&request, &grid, &model, cores)?;
         let data = data(&values, &model)?;
+        if train.sample.every > 0 && data.source == Source::Tokens {
+            return Err(SpecError::law(
+                "train.sample_every writes text byte by byte, and data.source = tokens has other ids",
+                format!("sample_every {}, data.source {}", train.sample.every, data.source),
+                "set train.sample_every to 0",
+            ));
+        }
         let checkpoint = checkpoint(&values)?;
         let from = values.text("model.from").map(PathBuf::from);
         Ok(Self { model, from, data, train, grid, layout, checkpoint, values })
