@@ -85,7 +85,7 @@ pub fn run(command: &Command) -> Result<u8, TrainError> {
 
 #[cfg(not(feature = "tokenizers"))]
 fn tokenize(_: &TokenizeArgs) -> Result<u8, TrainError> {
-    let feature = "this lockstep was built without tokenizers; build it with the feature `tokenizers`";
+    let feature = "this lockstep was built without tokenizers, for a shorter build; build it with `cargo build --release --locked --features tokenizers`";
     Err(TrainError::BadInput(feature.into()))
 }
 
