@@ -198,6 +198,9 @@ impl<'a> Executor<'a> {
             mutant: self.mutant,
         };
         let state = self.chunks.get_mut(&instr.chunk).ok_or_else(|| unhosted(instr))?;
+        if mode == Mode::Train {
+            state.open_cell();
+        }
         segments::run(&env, state, &mut self.memory, unit, pass, segment)?;
         if let (Some(capture), Segment::Logits(block)) = (&mut self.capture, segment) {
             let logits = self.memory.regs.logits.iter().enumerate();
@@ -322,7 +325,7 @@ impl<'a> Executor<'a> {
             let mut plan = ReducePlan { leaves: self.run.grid.dp, cells, parts: state.parts.clone() };
             let mut mine: Vec<_> = nodes.iter().map(|(node, data)| (node.clone(), data.as_slice())).collect();
             mutant::leaves(self.mutant, &mut plan, &mut mine, self.place.at.dp);
-            let mut total = self.memory.pool.take(state.grads.len());
+            let mut total = state.buffer();
             match exchange {
                 Exchange::AllReduce => self.comm.endpoint.all_reduce(group, &plan, &mine, &mut total)?,
                 _ => {

@@ -60,8 +60,10 @@ pub struct ChunkState {
     /// Second moments, likewise.
     pub moment2: Vec<f32>,
     /// Gradient accumulators of the data cell under way: the flat vector, then (tied, one copy)
-    /// the output use of the embedding.
+    /// the output use of the embedding. Empty between the last cell of a step and the next step.
     pub grads: Vec<f32>,
+    /// Elements of `grads`.
+    pub grads_len: usize,
     /// Finished data cells, as subtrees.
     pub closed: Counter<Vec<f32>>,
     /// Summed gradients, after the exchange: flat, the output use added in.
@@ -130,7 +132,8 @@ impl ChunkState {
             params: vec![0.0; at],
             moment1: vec![0.0; moments],
             moment2: vec![0.0; moments],
-            grads: vec![0.0; grads],
+            grads: Vec::new(),
+            grads_len: grads,
             closed: Counter::new(run.grid.dp),
             total: Vec::new(),
             tied_output,
@@ -171,18 +174,24 @@ impl ChunkState {
         if self.index.contains_key(&(0, Role::LmHead)) { Role::LmHead } else { Role::Embed }
     }
 
-    /// Ends a data cell: its gradients join the tree over data cells, and a zeroed accumulator takes their place.
+    /// Opens a data cell: accumulators of zero, unless it is open.
+    pub fn open_cell(&mut self) {
+        if self.grads.is_empty() {
+            self.grads = self.buffer();
+            self.grads.fill(0.0);
+        }
+    }
+
+    /// Ends a data cell: its gradients join the tree over data cells.
     pub fn close_cell(&mut self, cell: usize, mut add: impl FnMut(&mut Vec<f32>, &Vec<f32>)) {
-        let fresh = match self.spare.pop() {
-            Some(mut used) => {
-                used.fill(0.0);
-                used
-            }
-            None => vec![0.0; self.grads.len()],
-        };
-        let done = std::mem::replace(&mut self.grads, fresh);
+        let done = std::mem::take(&mut self.grads);
         let spent = self.closed.push(cell..cell + 1, done, &mut add);
         self.spare.extend(spent);
+    }
+
+    /// A gradient buffer of unknown value.
+    pub fn buffer(&mut self) -> Vec<f32> {
+        self.spare.pop().unwrap_or_else(|| vec![0.0; self.grads_len])
     }
 
     /// Takes the finished subtrees and leaves an empty sum.
@@ -192,7 +201,7 @@ impl ChunkState {
 
     /// Gives gradient buffers back for the next step.
     pub fn recycle(&mut self, buffers: impl IntoIterator<Item = Vec<f32>>) {
-        self.spare.extend(buffers);
+        self.spare.extend(buffers.into_iter().filter(|b| !b.is_empty()));
     }
 
     /// The pieces of `range` of the flat vector: (tensor, slice, elements of the slice, where in the flat vector).
@@ -226,7 +235,7 @@ mod tests {
     fn owners_cover_the_flat_vector_once() {
         for sets in [&["layout.dp=3"][..], &["layout.dp=4", "layout.zero=1"], &["layout.dp=2", "layout.tp=2"]] {
             let (_, state) = state(sets);
-            let mut seen = vec![0; state.grads.len()];
+            let mut seen = vec![0; state.grads_len];
             state.parts.iter().flatten().for_each(|r| seen[r.clone()].iter_mut().for_each(|n| *n += 1));
             assert!(seen.iter().all(|n| *n == 1), "{sets:?}");
         }
