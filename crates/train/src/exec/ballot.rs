@@ -1,0 +1,43 @@
+//! The end of a step: what a rank speaks for, and what all of them came to.
+
+use std::sync::atomic::Ordering;
+
+use program::Mode;
+use spec::tensors::Cut;
+
+use super::Executor;
+use crate::error::TrainError;
+use crate::vote::{self, Ballot};
+
+impl Executor<'_> {
+    /// What this rank speaks for: every unit's loss and every state chunk's gradient has one speaker.
+    pub(super) fn fill_ballot(&self, mode: Mode) -> Ballot {
+        let mut ballot = Ballot { stop: self.stop.load(Ordering::Relaxed), ..Ballot::default() };
+        if self.place.at.tp == 0 {
+            ballot.losses = self.memory.losses.iter().map(|(unit, sum)| (*unit, *sum)).collect();
+            ballot.losses.sort_unstable_by_key(|(unit, _)| *unit);
+        }
+        if mode == Mode::Eval {
+            return ballot;
+        }
+        for state in self.chunks.values() {
+            let mine = &state.owners[self.place.at.dp];
+            for (held, slice, elements, at) in state.pieces(mine) {
+                let replica = held.tensor.cut == Cut::Whole && self.place.at.tp > 0;
+                if replica || !held.counts {
+                    continue;
+                }
+                let chunks = state.total[at].chunks(spec::tensors::STATE_CHUNK);
+                let sums = chunks.map(|chunk| kernels::sum_squares(self.ctx, chunk)).collect();
+                ballot.squares.push((held.index, slice, elements.start / spec::tensors::STATE_CHUNK, sums));
+            }
+        }
+        ballot
+    }
+
+    /// What the last exchange of ballots came to.
+    pub(crate) fn tally(&self, mode: Mode) -> Result<vote::Tally, TrainError> {
+        let ballots = self.ballot.iter().map(|b| Ballot::decode(b)).collect::<Result<Vec<_>, _>>()?;
+        vote::tally(&ballots, &self.run.grid, if mode == Mode::Train { &self.tensors } else { &[] })
+    }
+}

@@ -1,0 +1,121 @@
+//! Exchanges inside a task: over the tensor cells, and point to point between chunks.
+
+use kernels::XentStat;
+use program::{Axis, Exchange, Instr, Mode, Value};
+
+use super::{Executor, unhosted, unit_of};
+use crate::buffers::Memory;
+use crate::error::TrainError;
+use crate::mutant::Mutant;
+use crate::segments::need;
+use spec::tensors::Role;
+
+impl Executor<'_> {
+    pub(super) fn collective(
+        &mut self,
+        mode: Mode,
+        instr: &Instr,
+        exchange: Exchange,
+        value: Value,
+        axis: Axis,
+    ) -> Result<(), TrainError> {
+        let Memory { pool, regs, .. } = &mut self.memory;
+        match value {
+            Value::Rows => {
+                let local = need(&mut regs.normed, "normed")?;
+                regs.rows = Some(if self.comm.tp.len() == 1 {
+                    local
+                } else {
+                    let full = self.comm.gather_rows(pool, &local)?;
+                    pool.give(local);
+                    full
+                });
+            }
+            Value::GradRows => {
+                if self.comm.tp.len() > 1 {
+                    let local = need(&mut regs.grad, "grad")?;
+                    regs.grad_rows = Some(self.comm.gather_rows(pool, &local)?);
+                    regs.grad = Some(local);
+                }
+            }
+            Value::Partial | Value::GradPartial => {
+                let partials = need(&mut regs.partials, "partials")?;
+                // The embedding opens the forward of chunk 0: no layer has left its stream yet.
+                let embed = value == Value::Partial && instr.chunk == 0 && !self.memory.begun(0, unit_of(instr)?);
+                let Memory { pool, regs, .. } = &mut self.memory;
+                regs.reduced = Some(self.comm.scatter_partials(pool, partials, embed)?);
+            }
+            Value::Stats => self.gather_stats()?,
+            Value::NormGrads => self.norm_grads(instr.chunk)?,
+            Value::Grads => self.grads(instr, exchange)?,
+            Value::Params => self.params(instr)?,
+            Value::Ballot => {
+                let ballot = self.fill_ballot(mode).encode();
+                self.ballot = self.comm.endpoint.all_gather_bytes(self.comm.group(axis), &ballot)?;
+            }
+            Value::Activation | Value::ActivationGrad | Value::TiedGrads => {
+                return Err(TrainError::Internal(format!("{value:?} travels point to point")));
+            }
+        }
+        Ok(())
+    }
+
+    pub(super) fn gather_stats(&mut self) -> Result<(), TrainError> {
+        let group = &self.comm.tp;
+        if group.len() == 1 {
+            return Ok(());
+        }
+        let stats = &mut self.memory.regs.stats;
+        let mine: Vec<f32> = stats.iter().flat_map(|s| [s.max, s.sum, s.target]).collect();
+        let part = |i: usize| std::iter::once(i * mine.len()..(i + 1) * mine.len()).collect();
+        let parts: Vec<_> = (0..group.len()).map(part).collect();
+        let mut all = vec![0.0; mine.len() * group.len()];
+        self.comm.endpoint.all_gather(group, &parts, &mine, &mut all)?;
+        *stats = all.chunks_exact(3).map(|s| XentStat { max: s[0], sum: s[1], target: s[2] }).collect();
+        Ok(())
+    }
+
+    pub(super) fn send(&mut self, instr: &Instr, value: Value, to: usize) -> Result<(), TrainError> {
+        let regs = &mut self.memory.regs;
+        let buffer = match value {
+            Value::Activation => need(&mut regs.x, "x")?,
+            Value::ActivationGrad => need(&mut regs.grad, "grad")?,
+            Value::TiedGrads => {
+                let state = self.chunks.get(&instr.chunk).ok_or_else(|| unhosted(instr))?;
+                let embed = state.held(0, Role::Embed).at.clone();
+                return Ok(self.comm.send(value, instr.chunk, to, &state.total[embed])?);
+            }
+            _ => return Err(TrainError::Internal(format!("{value:?} does not travel point to point"))),
+        };
+        self.comm.send(value, instr.chunk, to, &buffer)?;
+        self.memory.pool.give(buffer);
+        Ok(())
+    }
+
+    pub(super) fn recv(&mut self, instr: &Instr, value: Value, from: usize) -> Result<(), TrainError> {
+        let last = self.run.layout.chunks() - 1;
+        match value {
+            Value::Activation | Value::ActivationGrad => {
+                let forward = value == Value::Activation;
+                let sender = if forward { instr.chunk.checked_sub(1) } else { Some(instr.chunk + 1) };
+                let sender = sender.ok_or_else(|| TrainError::Internal("chunk 0 receives no activation".into()))?;
+                let mut buffer = self.memory.pool.take(self.place.rows_local() * self.place.hidden);
+                self.comm.recv(value, sender, from, &mut buffer)?;
+                *(if forward { &mut self.memory.regs.x } else { &mut self.memory.regs.grad }) = Some(buffer);
+            }
+            Value::TiedGrads => {
+                let state = self.chunks.get_mut(&instr.chunk).ok_or_else(|| unhosted(instr))?;
+                let embed = state.held(0, Role::Embed).at.clone();
+                let mut other = self.memory.pool.take(embed.len());
+                self.comm.recv(value, if instr.chunk == 0 { last } else { 0 }, from, &mut other)?;
+                // input + output: addition of two commutes, so both ranks have the same bits.
+                if self.mutant != Some(Mutant::TiedOneSided) || instr.chunk == 0 {
+                    kernels::add_assign(self.ctx, &mut state.total[embed], &other);
+                }
+                self.memory.pool.give(other);
+            }
+            _ => return Err(TrainError::Internal(format!("{value:?} does not travel point to point"))),
+        }
+        Ok(())
+    }
+}

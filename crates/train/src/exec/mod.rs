@@ -1,0 +1,230 @@
+//! The executor: runs a rank's program, instruction by instruction, and nothing else.
+
+mod ballot;
+mod exchange;
+mod grads;
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
+use std::time::{Duration, Instant};
+
+use kernels::{Ctx, RopeTable};
+use program::{Instr, Mode, Op, Pass, Program, Segment};
+use spec::tensors::Tensor;
+use spec::{Run, Unit};
+
+use crate::buffers::{Memory, Tokens};
+use crate::comm::Comm;
+use crate::error::TrainError;
+use crate::mutant::{self, Mutant};
+use crate::place::Place;
+use crate::segments::{self, Env};
+use crate::state::ChunkState;
+use crate::vote::{self, Decision};
+use crate::{init, optim};
+
+/// What the executor counted.
+#[derive(Debug, Clone, Default)]
+pub struct Counts {
+    /// Instructions run.
+    pub instructions: u64,
+    /// Units whose backward this rank took part in.
+    pub units: u64,
+    /// Time in segments and updates.
+    pub compute: Duration,
+    /// Time in exchanges, waiting included.
+    pub exchange: Duration,
+}
+
+/// Everything of one rank that lives across steps.
+pub struct Executor<'a> {
+    /// The run.
+    pub run: &'a Run,
+    /// What this rank hosts.
+    pub place: Place,
+    /// How to compute.
+    pub ctx: &'a Ctx,
+    /// The fabric.
+    pub comm: Comm,
+    /// State, by chunk.
+    pub chunks: BTreeMap<usize, ChunkState>,
+    /// All tensors of the model, canonical.
+    pub tensors: Vec<Tensor>,
+    /// What ran.
+    pub counts: Counts,
+    /// What its checkpoints belong to.
+    pub definition: String,
+    /// A deliberate fault.
+    pub mutant: Option<Mutant>,
+    /// Where logits are kept for who asks for them.
+    pub capture: Option<Vec<crate::eval::Captured>>,
+    rope: RopeTable,
+    memory: Memory,
+    stop: Arc<AtomicBool>,
+    ballot: Vec<Vec<u8>>,
+    decision: Option<Decision>,
+    step: u64,
+}
+
+/// What one pass over a program came to.
+#[derive(Debug, Clone, Copy)]
+pub enum Outcome {
+    /// A training step: decided, and applied if finite.
+    Step(Decision),
+    /// A validation: its loss sums.
+    Eval(crate::buffers::LossSum),
+}
+
+impl<'a> Executor<'a> {
+    /// A rank with freshly initialised parameters; `stop` asks for a stop after the step under way.
+    pub fn new(run: &'a Run, ctx: &'a Ctx, endpoint: fabric::Endpoint, stop: Arc<AtomicBool>) -> Self {
+        let rank = endpoint.rank() as usize;
+        let place = Place::new(&run.model, &run.grid, &run.layout, run.train.seq, rank);
+        let comm = Comm::new(endpoint, &run.layout, &place);
+        let mut chunks = BTreeMap::new();
+        for chunk in run.layout.chunks_of(place.at.pp) {
+            let mut state = ChunkState::new(run, &place, chunk);
+            init::fill(run, ctx, &mut state);
+            chunks.insert(chunk, state);
+        }
+        Self {
+            rope: RopeTable::new(run.model.head_dim, run.model.rope_theta, run.train.seq),
+            tensors: spec::tensors::tensors(&run.model),
+            run,
+            place,
+            ctx,
+            comm,
+            chunks,
+            counts: Counts::default(),
+            definition: run.definition(),
+            mutant: None,
+            capture: None,
+            memory: Memory::default(),
+            stop,
+            ballot: Vec::new(),
+            decision: None,
+            step: 0,
+        }
+    }
+
+    /// Runs `program` once; `load` brings the tokens of a unit. `step` (from 1) sets the learning rate.
+    ///
+    /// # Errors
+    /// What the fabric reports, or a program that cannot be run.
+    pub fn run(
+        &mut self,
+        program: &Program,
+        mode: Mode,
+        step: u64,
+        load: &dyn Fn(Unit) -> Tokens,
+    ) -> Result<Outcome, TrainError> {
+        self.decision = None;
+        self.step = step;
+        for instr in &program.instrs {
+            let began = Instant::now();
+            match instr.op {
+                Op::Load => {
+                    let unit = unit_of(instr)?;
+                    self.put_tokens(unit, load(unit));
+                }
+                _ => self.instruction(instr, mode)?,
+            }
+            let exchange = matches!(instr.op, Op::Collective { .. } | Op::Send { .. } | Op::Recv { .. });
+            self.counts.instructions += 1;
+            *(if exchange { &mut self.counts.exchange } else { &mut self.counts.compute }) += began.elapsed();
+        }
+        let outcome = match mode {
+            Mode::Train => {
+                Outcome::Step(self.decision.ok_or_else(|| TrainError::Internal("a step without a vote".into()))?)
+            }
+            Mode::Eval => Outcome::Eval(self.tally(mode)?.loss),
+        };
+        self.memory.tokens.clear();
+        self.memory.losses.clear();
+        Ok(outcome)
+    }
+
+    /// Runs one instruction; tokens come from [`Executor::put_tokens`].
+    pub(crate) fn instruction(&mut self, instr: &Instr, mode: Mode) -> Result<(), TrainError> {
+        match instr.op {
+            Op::Load => return Err(TrainError::Internal("tokens are loaded by the caller".into())),
+            Op::Compute(pass, segment) => self.compute(mode, instr, pass, segment)?,
+            Op::Collective { exchange, value, axis, .. } => self.collective(mode, instr, exchange, value, axis)?,
+            Op::Send { value, to, .. } => self.send(instr, value, to)?,
+            Op::Recv { value, from, .. } => self.recv(instr, value, from)?,
+            Op::CloseCell { cell } => {
+                let ctx = self.ctx;
+                let state = self.chunks.get_mut(&instr.chunk).ok_or_else(|| unhosted(instr))?;
+                state.close_cell(cell, |left, right| kernels::add_assign(ctx, left, right));
+            }
+            Op::Vote => {
+                let mut tally = self.tally(mode)?;
+                tally.loss = mutant::step_loss(self.mutant, tally.loss, &self.memory.losses);
+                self.decision = Some(vote::decide(&tally, &self.run.train));
+            }
+            Op::Apply => {
+                let decision = self.decision.ok_or_else(|| TrainError::Internal("apply before the vote".into()))?;
+                let state = self.chunks.get_mut(&instr.chunk).ok_or_else(|| unhosted(instr))?;
+                mutant::shard(self.mutant, state);
+                if decision.finite {
+                    optim::apply(self.ctx, &self.run.train, self.step, &decision, state);
+                }
+                let spent = std::mem::take(&mut state.total);
+                state.recycle([spent]);
+            }
+        }
+        Ok(())
+    }
+
+    /// Gives the tokens of a unit for the instructions that follow.
+    pub(crate) fn put_tokens(&mut self, unit: Unit, tokens: Tokens) {
+        self.memory.tokens.insert(unit, tokens);
+    }
+
+    /// Drops what is known of a unit whose forward is over.
+    pub(crate) fn forget(&mut self, unit: Unit) {
+        self.memory.saved.retain(|(_, kept), _| *kept != unit);
+        self.memory.tokens.remove(&unit);
+        self.memory.losses.remove(&unit);
+    }
+
+    fn compute(&mut self, mode: Mode, instr: &Instr, pass: Pass, segment: Segment) -> Result<(), TrainError> {
+        let unit = unit_of(instr)?;
+        let env = Env {
+            ctx: self.ctx,
+            model: &self.run.model,
+            place: &self.place,
+            rope: &self.rope,
+            mode,
+            mutant: self.mutant,
+        };
+        let state = self.chunks.get_mut(&instr.chunk).ok_or_else(|| unhosted(instr))?;
+        if mode == Mode::Train {
+            state.open_cell();
+        }
+        segments::run(&env, state, &mut self.memory, unit, pass, segment)?;
+        if let (Some(capture), Segment::Logits(block)) = (&mut self.capture, segment) {
+            let logits = self.memory.regs.logits.iter().enumerate();
+            capture.extend(logits.map(|(cell, logits)| (unit, block, cell, logits.clone())));
+        }
+        if let (Pass::Forward, Segment::Residual(layer)) = (pass, segment) {
+            match mode {
+                Mode::Train if layer + 1 == self.run.model.layers => {
+                    segments::keep_input(&mut self.memory, instr.chunk, unit)?;
+                }
+                Mode::Train => {}
+                Mode::Eval => self.memory.forget_layer(instr.chunk, unit, layer),
+            }
+        }
+        Ok(())
+    }
+}
+
+fn unit_of(instr: &Instr) -> Result<Unit, TrainError> {
+    instr.unit.ok_or_else(|| TrainError::Internal(format!("`{instr}` names no microbatch")))
+}
+
+fn unhosted(instr: &Instr) -> TrainError {
+    TrainError::Internal(format!("`{instr}` names a chunk that this rank does not hold, or has no gradients"))
+}
