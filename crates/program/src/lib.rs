@@ -4,10 +4,11 @@
 //! [`check`](check::check) proves the lists before they run, [`mod@print`] shows them. No I/O.
 //!
 //! The order of pipeline work comes from [`schedule`], sizes of messages from [`bytes`],
-//! who updates which state from [`ownership`] and [`state`].
+//! who updates which state from [`ownership`] and [`state`], and [`cost`] tells how much work it is.
 
 pub mod bytes;
 pub mod check;
+pub mod cost;
 pub mod instr;
 pub mod lower;
 pub mod ownership;
@@ -18,6 +19,7 @@ pub mod state;
 mod testing;
 
 pub use check::check;
+pub use cost::{Costs, Work};
 pub use instr::{Axis, Exchange, Instr, Mode, Op, Pass, Program, Segment, TOKEN_BLOCK, Value};
 pub use lower::{lower, lower_all, lower_all_parts, lower_parts};
 pub use ownership::owners;
