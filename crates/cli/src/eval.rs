@@ -3,7 +3,7 @@
 use std::path::PathBuf;
 
 use checkpoint::hf::{CONFIG, HfFolder};
-use data::Dataset;
+use data::{Dataset, Split};
 use kernels::Simd;
 use spec::Run;
 use spec::hf::HfConfig;
@@ -107,23 +107,20 @@ fn over_data(args: &Args, config: &HfConfig, weights: &HfFolder, simd: Simd) -> 
     let data = Dataset::open(&DataConfig { vocab: config.model.vocab, ..data }, args.seq, None)?;
     let sum = eval::evaluate_data(&run, weights, &data, simd)?;
     let loss = sum.nats / sum.tokens.max(1) as f64;
-    let bits = sum.nats / std::f64::consts::LN_2 / sum.bytes.max(1) as f64;
+    let known = data.knows_bytes(Split::Train);
+    let bits = sum.bits_per_byte(known);
     let notes = config.notes.iter().chain(weights.notes());
     if args.json {
         let object = serde_json::json!({
             "kind": "evaluation", "schema": events::SCHEMA, "loss": loss, "perplexity": loss.exp(), "bits_per_byte": bits,
-            "tokens": sum.tokens, "bytes": sum.bytes, "layout": run.layout.to_string(), "notes": notes.collect::<Vec<_>>(),
+            "tokens": sum.tokens, "bytes": known.then_some(sum.bytes), "layout": run.layout.to_string(), "notes": notes.collect::<Vec<_>>(),
         });
         line(&object.to_string());
         return Ok(0);
     }
     notes.for_each(|note| line(note));
     data.describe().iter().for_each(|text| line(text));
-    line(&format!(
-        "loss {loss:.6} | perplexity {:.4} | {bits:.4} bits per byte | {} tokens | {}",
-        loss.exp(),
-        sum.tokens,
-        run.layout
-    ));
+    let bits = bits.map_or(String::new(), |bits| format!(" | {bits:.4} bits per byte"));
+    line(&format!("loss {loss:.6} | perplexity {:.4}{bits} | {} tokens | {}", loss.exp(), sum.tokens, run.layout));
     Ok(0)
 }

@@ -116,7 +116,8 @@ fn text(event: &Event) -> Option<String> {
         Event::Validation { step, set, loss, bits_per_byte, best, .. } => {
             let mark = if *best { " | best" } else { "" };
             let set = set.as_ref().map_or(String::new(), |name| format!(" on {name}"));
-            format!("validation{set} after step {step} | loss {loss:.4} | {bits_per_byte:.3} bits per byte{mark}")
+            let bits = bits_per_byte.map_or(String::new(), |bits| format!(" | {bits:.3} bits per byte"));
+            format!("validation{set} after step {step} | loss {loss:.4}{bits}{mark}")
         }
         Event::Sample { step, text } => {
             let lines: Vec<_> = text.lines().map(|l| format!("  | {l}")).collect();

@@ -263,6 +263,11 @@ impl Dataset {
         self.parts.iter().flat_map(text).collect()
     }
 
+    /// Whether the bytes of text behind every token of `split` are known; Megatron files do not tell them.
+    pub fn knows_bytes(&self, split: Split) -> bool {
+        self.parts.iter().flat_map(|part| part.pieces(split)).all(|piece| piece.bytes > 0)
+    }
+
     /// BLAKE3 over all documents in order, each as its length (8 bytes, little-endian) and its bytes; of tokens, over the
     /// hashes of their files; of a mixture, over the hashes of its sources. File names do not enter.
     pub fn hash(&self) -> [u8; 32] {

@@ -34,8 +34,8 @@ pub enum Event {
         set: Option<String>,
         /// Nats per token.
         loss: f64,
-        /// Bits per byte of text.
-        bits_per_byte: f64,
+        /// Bits per byte of text; none where the data do not tell the bytes behind their tokens.
+        bits_per_byte: Option<f64>,
         /// Tokens with a target.
         tokens: u64,
         /// No earlier one was better.

@@ -30,12 +30,21 @@ impl Ctx {
     /// If the CPU lacks `simd` (parsing a [`Simd`] or [`Simd::checked`] reports that as an error), or if the system
     /// refuses the threads.
     pub fn new(simd: Simd, threads: usize) -> Self {
+        Self::with_start(simd, threads, |_| {})
+    }
+
+    /// [`Ctx::new`] where each of several threads first calls `start` with its number, such as to keep to a core.
+    ///
+    /// # Panics
+    /// As [`Ctx::new`].
+    pub fn with_start(simd: Simd, threads: usize, start: impl Fn(usize) + Send + Sync + 'static) -> Self {
         let level = Level::new(simd).unwrap_or_else(|e| panic!("{e}"));
         let threads = threads.max(1);
         let pool = (threads > 1).then(|| {
             rayon::ThreadPoolBuilder::new()
                 .num_threads(threads)
                 .thread_name(|i| format!("kernel-{i}"))
+                .start_handler(start)
                 .build()
                 .unwrap_or_else(|e| panic!("cannot start {threads} kernel threads: {e}; use fewer"))
         });
@@ -145,6 +154,16 @@ impl<A: Part, B: Part, C: Part> Part for (A, B, C) {
 mod tests {
     use super::*;
     use std::sync::Mutex;
+
+    #[test]
+    fn every_thread_of_a_team_starts_with_the_hook() {
+        let (tell, started) = std::sync::mpsc::channel();
+        let ctx = Ctx::with_start(Simd::Scalar, 3, move |thread| tell.send(thread).expect("somebody listens"));
+        let wait = std::time::Duration::from_secs(20);
+        let mut seen: Vec<_> = (0..3).map(|_| started.recv_timeout(wait).expect("a thread starts")).collect();
+        seen.sort_unstable();
+        assert_eq!((seen, ctx.threads()), (vec![0, 1, 2], 3));
+    }
 
     #[test]
     fn split_covers_once_in_order() {

@@ -6,7 +6,7 @@ use std::time::Instant;
 
 use program::{Mode, check, lower_all_parts};
 use spec::layout::LayoutRequest;
-use spec::{Grid, Layout, Model, Schedule, Transport};
+use spec::{Grid, Layout, Model, Pin, Schedule, Transport};
 
 fn main() {
     let ranks: usize = std::env::args().nth(1).map_or(512, |n| n.parse().expect("a number of ranks"));
@@ -37,6 +37,7 @@ fn main() {
             zero: 1,
             threads: None,
             transport: Transport::Tcp,
+            pin: Pin::Off,
             cells: None,
             stages: None,
             ranks_per_host: None,

@@ -1,7 +1,7 @@
 //! Small models and layouts for the tests of this crate.
 
 use spec::layout::LayoutRequest;
-use spec::{Grid, Layout, Model, Schedule, Transport};
+use spec::{Grid, Layout, Model, Pin, Schedule, Transport};
 
 /// A model of `layers` small layers with 4 key/value heads.
 pub fn model(layers: usize) -> Model {
@@ -32,6 +32,7 @@ pub fn request([dp, tp, pp]: [usize; 3], schedule: Schedule, vpp: Option<usize>)
         zero: 0,
         threads: None,
         transport: Transport::Threads,
+        pin: Pin::Off,
         cells: None,
         stages: None,
         ranks_per_host: None,

@@ -32,6 +32,15 @@ pub enum Transport {
     Threads,
 }
 
+/// Whether ranks keep to cores of their own.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum Pin {
+    /// Each rank to its share of the allowed cores, where there is at least one for each.
+    Auto,
+    /// The system places them.
+    Off,
+}
+
 macro_rules! words {
     ($type:ident: $($variant:ident = $word:literal),+) => {
         impl $type {
@@ -55,6 +64,7 @@ pub(crate) use words;
 
 words!(Schedule: GPipe = "gpipe", OneFOneB = "1f1b", Interleaved = "interleaved");
 words!(Transport: Shm = "shm", Tcp = "tcp", Threads = "threads");
+words!(Pin: Auto = "auto", Off = "off");
 
 /// What a run file asks for, before the law.
 #[derive(Debug, Clone, PartialEq)]
@@ -75,6 +85,8 @@ pub struct LayoutRequest {
     pub threads: Option<usize>,
     /// `layout.transport`
     pub transport: Transport,
+    /// `layout.pin`
+    pub pin: Pin,
     /// `layout.cells`: data cells of each dp rank.
     pub cells: Option<Vec<usize>>,
     /// `layout.stages`: layers of each chunk, `pp x vpp` numbers.
@@ -113,6 +125,8 @@ pub struct Layout {
     pub threads: usize,
     /// How bytes travel.
     pub transport: Transport,
+    /// Whether ranks keep to cores of their own.
+    pub pin: Pin,
     /// Data cells of each dp rank: contiguous, ascending, none empty.
     pub cells: Vec<Range<usize>>,
     /// Layers of each chunk; chunk `c` lives on pipeline position `c % pp`.
@@ -170,7 +184,7 @@ impl Layout {
             ));
         }
         let threads = request.threads.unwrap_or(if world == 1 { cores.max(1) } else { 1 });
-        let transport = request.transport;
+        let LayoutRequest { transport, pin, .. } = *request;
         Ok(Self {
             dp,
             tp,
@@ -180,6 +194,7 @@ impl Layout {
             zero,
             threads,
             transport,
+            pin,
             cells,
             stages,
             ranks_per_host: request.ranks_per_host,

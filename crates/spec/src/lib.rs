@@ -19,6 +19,6 @@ pub mod tree;
 
 pub use error::SpecError;
 pub use grid::{Grid, Unit};
-pub use layout::{Coords, Layout, Schedule, Transport};
+pub use layout::{Coords, Layout, Pin, Schedule, Transport};
 pub use model::Model;
 pub use run::Run;

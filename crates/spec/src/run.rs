@@ -6,7 +6,7 @@ use std::str::FromStr;
 
 use crate::error::SpecError;
 use crate::grid::Grid;
-use crate::layout::{Layout, LayoutRequest, Schedule, Transport, words};
+use crate::layout::{Layout, LayoutRequest, Pin, Schedule, Transport, words};
 use crate::model::Model;
 use crate::runfile::Values;
 
@@ -224,6 +224,7 @@ pub(crate) fn layout_request(values: &Values) -> Result<LayoutRequest, SpecError
         zero: values.need("layout.zero")?,
         threads: values.int("layout.threads"),
         transport: word::<Transport>(values, "layout.transport")?,
+        pin: word::<Pin>(values, "layout.pin")?,
         cells: values.ints("layout.cells"),
         stages: values.ints("layout.stages"),
         ranks_per_host: values.int("cluster.ranks_per_host"),

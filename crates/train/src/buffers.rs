@@ -138,6 +138,11 @@ pub struct LossSum {
 }
 
 impl LossSum {
+    /// Bits per byte of text; none where the bytes are not `known`.
+    pub fn bits_per_byte(&self, known: bool) -> Option<f64> {
+        (known && self.bytes > 0).then(|| self.nats / std::f64::consts::LN_2 / self.bytes as f64)
+    }
+
     /// Adds another sum.
     pub fn add(&mut self, other: &Self) {
         self.nats += other.nats;

@@ -11,6 +11,7 @@ pub mod launch;
 pub mod mutant;
 pub mod optim;
 pub mod persist;
+pub mod pin;
 pub mod place;
 pub mod rank;
 pub mod sample;

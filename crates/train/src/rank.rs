@@ -23,6 +23,7 @@ use crate::exec::{Executor, Outcome};
 use crate::mutant::{self, Mutant};
 use crate::optim::learning_rate;
 use crate::persist;
+use crate::pin::{self, Shares};
 use crate::sample::Sampling;
 
 /// How often a checkpoint at the end of a run is tried before the run ends without it.
@@ -46,6 +47,8 @@ pub struct Job {
     pub digest_every: u64,
     /// Measured peak of the run's cores, GFLOP/s.
     pub peak_gflops: f64,
+    /// The cores of each rank, by rank; empty: the system places them.
+    pub pins: Shares,
     /// Asks for a stop after the step under way.
     pub stop: Arc<AtomicBool>,
     /// Validations before the resume.
@@ -72,7 +75,7 @@ pub enum Ended {
 pub fn run(job: &Job, endpoint: Endpoint, sink: &dyn Fn(Event)) -> Result<Ended, TrainError> {
     let rank = endpoint.rank() as usize;
     sink(Event::RankStarted { rank, pid: std::process::id() });
-    let ctx = Ctx::new(job.simd, job.run.layout.threads);
+    let ctx = pinned(job, rank, sink);
     let began = Instant::now();
     let mut executor = Executor::new(&job.run, &ctx, endpoint, job.stop.clone());
     executor.mutant = job.mutant;
@@ -99,6 +102,19 @@ pub fn run(job: &Job, endpoint: Endpoint, sink: &dyn Fn(Event)) -> Result<Ended,
     let ended = rank_run.steps(done)?;
     rank_run.finish();
     Ok(ended)
+}
+
+/// Keeps this rank, and each thread of its team, to its cores.
+fn pinned(job: &Job, rank: usize, sink: &dyn Fn(Event)) -> Ctx {
+    let (simd, threads) = (job.simd, job.run.layout.threads);
+    let Some(cores) = job.pins.get(rank).cloned() else { return Ctx::new(simd, threads) };
+    if let Err(e) = pin::hold(&cores) {
+        let text = format!("rank {rank} could not be held on {}: {e}; it runs unpinned", pin::named(&cores));
+        sink(Event::Notice { text });
+        return Ctx::new(simd, threads);
+    }
+    // A thread that cannot be held runs on the rank's cores, which it inherits.
+    Ctx::with_start(simd, threads, move |thread| drop(pin::hold(pin::of_thread(&cores, threads, thread))))
 }
 
 struct RankRun<'a> {
@@ -219,7 +235,7 @@ impl RankRun<'_> {
             let loss = sum.nats / sum.tokens as f64;
             let better = name.is_none() && self.best.observe(step, loss);
             best |= better;
-            let bits_per_byte = sum.nats / std::f64::consts::LN_2 / sum.bytes.max(1) as f64;
+            let bits_per_byte = sum.bits_per_byte(set.knows_bytes(Split::Validation));
             self.say(Event::Validation { step, set: name, loss, bits_per_byte, tokens: sum.tokens, best: better });
         }
         self.spent("validation", began);

@@ -50,6 +50,7 @@ fn values_of_the_wrong_kind_say_what_fits() {
     refused(&lab, &["model.tied=1"], &["model.tied", "true or false"]);
     refused(&lab, &["layout.schedule=3f3b"], &["layout.schedule", "3f3b", "gpipe, 1f1b, interleaved"]);
     refused(&lab, &["layout.transport=udp"], &["layout.transport", "udp", "shm, tcp, threads"]);
+    refused(&lab, &["layout.pin=yes"], &["layout.pin", "yes", "auto, off"]);
     refused(&lab, &["layout.cells=[2, -2]"], &["layout.cells", "-2", "a list of whole numbers"]);
     refused(&lab, &["data.source=web"], &["data.source", "web", "cargo, synthetic, text"]);
     refused(&lab, &["train.schedule=step"], &["train.schedule", "step", "cosine, linear, constant"]);

@@ -6,6 +6,8 @@ mod common;
 mod damaged;
 mod disk;
 mod layouts;
+mod megatron;
 mod orphans;
 mod output;
+mod pin;
 mod signals;

@@ -29,6 +29,7 @@ use crate::best::Best;
 use crate::corpus::Corpus;
 use crate::error::TrainError;
 use crate::mutant::Mutant;
+use crate::pin;
 use crate::rank::Ended;
 
 /// How often the parent looks whether it was asked to stop.
@@ -127,8 +128,10 @@ pub fn train_mutant(
         let text = "one rank: its state has no mirror, checkpoints on disk alone protect it".into();
         observe(&Event::Notice { text });
     }
+    let (allowed, world) = (pin::allowed(), run.layout.world());
+    observe(&Event::Notice { text: pin::sentence(run.layout.pin, &allowed, world) });
     let cores = std::thread::available_parallelism().map_or(1, |n| n.get());
-    let busy = (run.layout.world() * run.layout.threads).min(cores);
+    let busy = (world * run.layout.threads).min(cores);
     let job = wire::JobSpec {
         run_toml: run.values.to_toml(),
         name: folder.path().join("run.toml").display().to_string(),
@@ -138,6 +141,7 @@ pub fn train_mutant(
         best: resume.as_ref().map_or(Best::default(), |checkpoint| folder.best_until(checkpoint.meta().step)),
         resume: resume.map(|checkpoint| checkpoint.path().to_owned()),
         digest_every: request.digest_every,
+        pins: pin::shares(run.layout.pin, &allowed, world).unwrap_or_default(),
         peak_gflops: kernels::measure_peak(request.simd, busy),
         mutant,
     };
@@ -274,7 +278,7 @@ impl Collected {
     fn take(&mut self, event: &Event) {
         match event {
             Event::Step(step) => self.loss = Some(step.loss),
-            Event::Validation { bits_per_byte, .. } => self.bits_per_byte = Some(*bits_per_byte),
+            Event::Validation { bits_per_byte, .. } => self.bits_per_byte = *bits_per_byte,
             Event::Digest { step, digest, .. } => self.digest = Some((*step, digest.clone())),
             Event::RankFinished(report) => self.reports.push(report.clone()),
             _ => {}

@@ -12,6 +12,7 @@ use crate::best::Best;
 use crate::corpus::Corpus;
 use crate::error::TrainError;
 use crate::mutant::Mutant;
+use crate::pin::Shares;
 use crate::rank::{Ended, Job};
 
 /// The hidden command under which the binary is a rank.
@@ -36,6 +37,8 @@ pub struct JobSpec {
     pub digest_every: u64,
     /// Measured peak of the run's cores, GFLOP/s.
     pub peak_gflops: f64,
+    /// The cores of each rank, by rank; empty: the system places them.
+    pub pins: Shares,
     /// Validations before the resume.
     pub best: Best,
     /// A deliberate fault, that a proof must catch.
@@ -61,6 +64,7 @@ impl JobSpec {
             resume: self.resume.clone(),
             digest_every: self.digest_every,
             peak_gflops: self.peak_gflops,
+            pins: self.pins.clone(),
             stop,
             best: self.best,
             mutant: self.mutant,

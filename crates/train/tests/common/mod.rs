@@ -63,6 +63,7 @@ pub fn train_in(folder: &Path, sets: &[&str], resume: Option<&Path>, best: Best)
                 resume: resume.map(Path::to_owned),
                 digest_every: 0,
                 peak_gflops: 1.0,
+                pins: Vec::new(),
                 stop: Arc::new(AtomicBool::new(false)),
                 best,
                 mutant: None,

@@ -1,0 +1,51 @@
+//! Megatron files do not tell the bytes behind their tokens: no bits per byte are made up.
+
+use crate::common::Lab;
+
+/// `NAME.bin` and `NAME.idx` of documents of 16-bit tokens.
+fn write(lab: &Lab, name: &str, documents: &[Vec<u16>]) {
+    let (mut bin, mut lengths, mut offsets, mut marks) = (Vec::new(), Vec::new(), Vec::new(), vec![0u64]);
+    for document in documents {
+        lengths.extend((document.len() as u32).to_le_bytes());
+        offsets.extend((bin.len() as u64).to_le_bytes());
+        document.iter().for_each(|id| bin.extend(id.to_le_bytes()));
+        marks.push(marks.len() as u64);
+    }
+    let mut idx = b"MMIDIDX\0\0".to_vec();
+    idx.extend(1u64.to_le_bytes());
+    idx.push(8);
+    idx.extend((documents.len() as u64).to_le_bytes());
+    idx.extend((marks.len() as u64).to_le_bytes());
+    idx.extend(lengths);
+    idx.extend(offsets);
+    marks.iter().for_each(|mark| idx.extend(mark.to_le_bytes()));
+    lab.write(&format!("{name}.bin"), bin);
+    lab.write(&format!("{name}.idx"), idx);
+}
+
+#[test]
+fn bits_per_byte_are_told_only_where_bytes_are_known() {
+    let lab = Lab::new();
+    let documents: Vec<Vec<u16>> = (0..40).map(|d| (0..50).map(|i| (d * 7 + i * i) % 257).collect()).collect();
+    write(&lab, "mega", &documents);
+    let sets = ["data.source=tokens", "data.paths=[\"mega\"]", "data.validation=0.2", "train.eval_every=2"];
+    let text = lab.train("text", &[], &sets).expect(0);
+    assert!(text.stdout.contains("validation after step 2 | loss ") && !text.stdout.contains("bits"), "{text}");
+    let json = lab.train("json", &["--json"], &sets).expect(0);
+    let null = |line: &&str| line.contains("\"kind\":\"validation\"") && line.contains("\"bits_per_byte\":null");
+    assert_eq!(json.stdout.lines().filter(null).count(), 2, "{json}");
+    let summary = std::fs::read_to_string(lab.path("json/summary.json")).unwrap();
+    assert!(summary.contains("\"validation_bits_per_byte\": null"), "{summary}");
+
+    lab.lockstep(&["ckpt", "export", "text", "--hf", "hf"]).expect(0);
+    let eval = |args: &[&str]| {
+        let words = ["eval", "--model", "hf", "--seq", "16", "--sequences", "2", "--data"];
+        lab.lockstep(&[&words[..], args].concat()).expect(0)
+    };
+    let text = eval(&["mega"]);
+    assert!(text.stdout.contains(" | perplexity ") && !text.stdout.contains("bits"), "{text}");
+    let json = eval(&["mega", "--json"]);
+    assert!(json.stdout.contains("\"bits_per_byte\":null") && json.stdout.contains("\"bytes\":null"), "{json}");
+    lab.write("words.txt", "some text that is long enough for a sequence or two of tokens");
+    assert!(eval(&["words.txt"]).stdout.contains(" bits per byte | "));
+}
