@@ -50,8 +50,8 @@ impl Tokens {
 /// Finished subtrees of a sum over the tensor cells.
 pub type Partials = Vec<(Range<usize>, Vec<f32>)>;
 
-/// The values in flight between two instructions of one task. A segment takes what the
-/// instruction before it left here.
+/// The values in flight between the instructions of one unit on one chunk. A segment takes
+/// what an instruction before it left here.
 #[derive(Debug, Default)]
 pub struct Registers {
     /// Residual stream (forward), local rows.
@@ -76,6 +76,18 @@ pub struct Registers {
     pub stats: Vec<kernels::XentStat>,
     /// Partial gradients of the head's rows, subtrees with all rows, filled block by block.
     pub head_partials: Partials,
+}
+
+impl Registers {
+    /// True if nothing is in flight; statistics are scratch that the next block overwrites.
+    pub fn is_empty(&self) -> bool {
+        let Self { x, normed, rows, partials, reduced, grad, grad_rows, norm_leaves, logits, stats: _, head_partials } =
+            self;
+        [x, normed, rows, reduced, grad, grad_rows].into_iter().all(Option::is_none)
+            && partials.is_none()
+            && [norm_leaves, logits].into_iter().all(Vec::is_empty)
+            && head_partials.is_empty()
+    }
 }
 
 /// What one layer keeps of a unit between forward and backward.
@@ -156,8 +168,12 @@ impl LossSum {
 pub struct Memory {
     /// Spare buffers.
     pub pool: Pool,
-    /// In flight.
+    /// In flight: the registers of the chunk and unit at hand, see [`Memory::turn_to`].
     pub regs: Registers,
+    /// Whose registers those are.
+    at_hand: Option<(usize, Unit)>,
+    /// The registers of other chunks and units, where something is in flight.
+    waiting: HashMap<(usize, Unit), Registers>,
     /// Kept for backward, by chunk and unit.
     pub saved: HashMap<(usize, Unit), Saved>,
     /// Tokens of the units under way.
@@ -167,6 +183,28 @@ pub struct Memory {
 }
 
 impl Memory {
+    /// Makes `regs` those of `unit` on `chunk`: lists may leave one in the middle and go on with another.
+    pub fn turn_to(&mut self, chunk: usize, unit: Unit) {
+        let key = (chunk, unit);
+        if self.at_hand == Some(key) {
+            return;
+        }
+        if let Some(left) = self.at_hand.replace(key)
+            && !self.regs.is_empty()
+        {
+            self.waiting.insert(left, std::mem::take(&mut self.regs));
+        }
+        if let Some(back) = self.waiting.remove(&key) {
+            self.regs = back;
+        }
+    }
+
+    /// The chunks and units with something in flight: none at the end of a program.
+    pub fn in_flight(&self) -> Vec<(usize, Unit)> {
+        let here = self.at_hand.filter(|_| !self.regs.is_empty());
+        self.waiting.keys().copied().chain(here).collect()
+    }
+
     /// True once a layer of `chunk` has kept something of `unit`.
     pub fn begun(&self, chunk: usize, unit: Unit) -> bool {
         self.saved.get(&(chunk, unit)).is_some_and(|saved| !saved.layers.is_empty())

@@ -17,6 +17,7 @@ pub mod rank;
 pub mod sample;
 pub mod segments;
 pub mod state;
+pub mod virtual_ranks;
 pub mod vote;
 
 pub use error::TrainError;

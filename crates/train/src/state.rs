@@ -59,9 +59,13 @@ pub struct ChunkState {
     pub moment1: Vec<f32>,
     /// Second moments, likewise.
     pub moment2: Vec<f32>,
-    /// Gradient accumulators of the data cell under way: the flat vector, then (tied, one copy)
+    /// Gradient accumulators of the data cell at hand: the flat vector, then (tied, one copy)
     /// the output use of the embedding. Empty between the last cell of a step and the next step.
     pub grads: Vec<f32>,
+    /// The data cell of `grads`.
+    cell: usize,
+    /// Accumulators of the other cells that are open: a schedule may begin one before the last is closed.
+    open: BTreeMap<usize, Vec<f32>>,
     /// Elements of `grads`.
     pub grads_len: usize,
     /// Finished data cells, as subtrees.
@@ -133,6 +137,8 @@ impl ChunkState {
             moment1: vec![0.0; moments],
             moment2: vec![0.0; moments],
             grads: Vec::new(),
+            cell: 0,
+            open: BTreeMap::new(),
             grads_len: grads,
             closed: Counter::new(run.grid.dp),
             total: Vec::new(),
@@ -174,16 +180,25 @@ impl ChunkState {
         if self.index.contains_key(&(0, Role::LmHead)) { Role::LmHead } else { Role::Embed }
     }
 
-    /// Opens a data cell: accumulators of zero, unless it is open.
-    pub fn open_cell(&mut self) {
-        if self.grads.is_empty() {
-            self.grads = self.buffer();
-            self.grads.fill(0.0);
+    /// Makes `grads` the accumulators of `cell`: zero, unless it is open.
+    pub fn open_cell(&mut self, cell: usize) {
+        if self.cell == cell && !self.grads.is_empty() {
+            return;
         }
+        if !self.grads.is_empty() {
+            self.open.insert(self.cell, std::mem::take(&mut self.grads));
+        }
+        self.cell = cell;
+        self.grads = self.open.remove(&cell).unwrap_or_else(|| {
+            let mut fresh = self.buffer();
+            fresh.fill(0.0);
+            fresh
+        });
     }
 
     /// Ends a data cell: its gradients join the tree over data cells.
     pub fn close_cell(&mut self, cell: usize, mut add: impl FnMut(&mut Vec<f32>, &Vec<f32>)) {
+        self.open_cell(cell);
         let done = std::mem::take(&mut self.grads);
         let spent = self.closed.push(cell..cell + 1, done, &mut add);
         self.spare.extend(spent);

@@ -5,13 +5,12 @@
 mod assemble;
 mod batch;
 
-use std::sync::atomic::AtomicBool;
-use std::sync::{Arc, Mutex};
+use std::sync::Mutex;
 
 use checkpoint::hf::HfFolder;
 use data::{Dataset, Split};
 use fabric::FabricOptions;
-use kernels::{Ctx, Simd};
+use kernels::Simd;
 use program::{Mode, Op};
 use spec::Run;
 use spec::tensors::Tensor;
@@ -22,6 +21,7 @@ pub use batch::Batch;
 use crate::buffers::LossSum;
 use crate::error::TrainError;
 use crate::exec::{Executor, Outcome};
+use crate::virtual_ranks;
 use crate::vote::{self, Decision};
 
 /// What an evaluation came to.
@@ -49,24 +49,9 @@ pub fn on_ranks<T: Send>(
     simd: Simd,
     body: impl Fn(&mut Executor) -> Result<T, TrainError> + Sync,
 ) -> Result<Vec<T>, TrainError> {
-    let endpoints = fabric::threads(run.layout.world() as u32, &FabricOptions::default())?;
-    let body = &body;
-    std::thread::scope(|scope| {
-        let rank = |endpoint: fabric::Endpoint| {
-            scope.spawn(move || {
-                let ctx = Ctx::new(simd, run.layout.threads);
-                let mut executor = Executor::new(run, &ctx, endpoint, Arc::new(AtomicBool::new(false)));
-                executor.load_folder(folder)?;
-                body(&mut executor)
-            })
-        };
-        let handles: Vec<_> = endpoints.into_iter().map(rank).collect();
-        let join = |handle: std::thread::ScopedJoinHandle<Result<T, TrainError>>| match handle.join() {
-            Ok(result) => result,
-            Err(panic) => std::panic::resume_unwind(panic),
-        };
-        // All are joined before the first error ends the scope.
-        handles.into_iter().map(join).collect::<Vec<_>>().into_iter().collect()
+    virtual_ranks::on_threads(run, simd, &FabricOptions::default(), |executor| {
+        executor.load_folder(folder)?;
+        body(executor)
     })
 }
 

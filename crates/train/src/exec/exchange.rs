@@ -46,7 +46,7 @@ impl Executor<'_> {
                 regs.reduced = Some(self.comm.scatter_partials(pool, partials, embed)?);
             }
             Value::Stats => self.gather_stats()?,
-            Value::NormGrads => self.norm_grads(instr.chunk)?,
+            Value::NormGrads => self.norm_grads(instr)?,
             Value::Grads => self.grads(instr, exchange)?,
             Value::Params => self.params(instr)?,
             Value::Ballot => {

@@ -5,15 +5,16 @@ use program::{Exchange, Instr};
 use spec::tensors::Role;
 use spec::tree::Counter;
 
-use super::{Executor, unhosted};
+use super::{Executor, unhosted, unit_of};
 use crate::error::TrainError;
 use crate::mutant::{self, Mutant};
 use crate::segments;
 
 impl Executor<'_> {
     /// Norm gradients of one unit: summed over the slices, then onto the accumulators.
-    pub(super) fn norm_grads(&mut self, chunk: usize) -> Result<(), TrainError> {
-        let state = self.chunks.get_mut(&chunk).ok_or_else(|| TrainError::Internal(format!("no chunk {chunk}")))?;
+    pub(super) fn norm_grads(&mut self, instr: &Instr) -> Result<(), TrainError> {
+        let state = self.chunks.get_mut(&instr.chunk).ok_or_else(|| unhosted(instr))?;
+        state.open_cell(unit_of(instr)?.cell);
         let (places, len) = segments::norm_layout(state);
         let leaves = std::mem::take(&mut self.memory.regs.norm_leaves);
         let mut sum = Counter::new(self.place.grid_tp);

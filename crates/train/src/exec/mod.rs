@@ -142,11 +142,18 @@ impl<'a> Executor<'a> {
         };
         self.memory.tokens.clear();
         self.memory.losses.clear();
+        let left = self.memory.in_flight();
+        if !left.is_empty() {
+            return Err(TrainError::Internal(format!("values of {left:?} (chunk, unit) were made and never used")));
+        }
         Ok(outcome)
     }
 
     /// Runs one instruction; tokens come from [`Executor::put_tokens`].
     pub(crate) fn instruction(&mut self, instr: &Instr, mode: Mode) -> Result<(), TrainError> {
+        if let Some(unit) = instr.unit {
+            self.memory.turn_to(instr.chunk, unit);
+        }
         match instr.op {
             Op::Load => return Err(TrainError::Internal("tokens are loaded by the caller".into())),
             Op::Compute(pass, segment) => self.compute(mode, instr, pass, segment)?,
@@ -201,7 +208,7 @@ impl<'a> Executor<'a> {
         };
         let state = self.chunks.get_mut(&instr.chunk).ok_or_else(|| unhosted(instr))?;
         if mode == Mode::Train {
-            state.open_cell();
+            state.open_cell(unit.cell);
         }
         segments::run(&env, state, &mut self.memory, unit, pass, segment)?;
         if let (Some(capture), Segment::Logits(block)) = (&mut self.capture, segment) {

@@ -1,3 +1,4 @@
+#![allow(dead_code)] // each test takes what it needs
 //! Trains with all ranks as threads of the test.
 
 use std::path::Path;
