@@ -1,6 +1,11 @@
-"""Trains a plain Llama with PyTorch for a few steps and prints one JSON object: the peer of `cargo xtask bench train`.
+"""Trains a plain Llama with PyTorch: the peer of `cargo xtask bench train`.
 
     train.py '{"shape": {...}, "variant": "ddp", "ranks": 2, "threads": 1, "seconds": 3, "warmup": 3, "steps_min": 3}'
+
+makes the model, warms up and prints an object with the first loss. Then every line on standard input makes it train
+for about that many seconds and print an object with the measurement, until the input ends: rounds of both sides can
+take turns without starting and compiling again.
+
     train.py --save FOLDER '{"shape": {...}}'      writes the weights and tokens that every variant starts from
     train.py --versions                            says what is installed, and what importing it takes
 
@@ -201,11 +206,16 @@ def run_rank(spec, rank, rendezvous):
     first = [timed(trainer.step) for _ in range(spec["warmup"])]
     loss = trainer.whole_loss(first[0][1])
     steps = max(spec["steps_min"], math.ceil(spec["seconds"] / most(first[-1][0])))
-    seconds = statistics.median(timed(trainer.step)[0] for _ in range(steps))
-    seconds, peak = most(seconds), int(most(peak_bytes()))
     if rank == 0:
-        tokens = spec["shape"]["batch"] * spec["shape"]["seq"]
-        print(json.dumps({"loss": loss, "tokens_per_s": tokens / seconds, "peak_bytes": peak, "steps": steps}))
+        print(json.dumps({"loss": loss}), flush=True)
+    while go_on(rank):
+        # The other side used the caches meanwhile.
+        trainer.step()
+        seconds = most(statistics.median(timed(trainer.step)[0] for _ in range(steps)))
+        peak = int(most(peak_bytes()))
+        if rank == 0:
+            tokens = spec["shape"]["batch"] * spec["shape"]["seq"]
+            print(json.dumps({"tokens_per_s": tokens / seconds, "peak_bytes": peak, "steps": steps}), flush=True)
     if dist.is_initialized():
         dist.barrier()
         # Without destructors: gloo's threads now and then abort a process that takes them down in order.
@@ -213,12 +223,23 @@ def run_rank(spec, rank, rendezvous):
         os._exit(0)
 
 
+def go_on(rank):
+    """Whether rank 0 was asked for one more round; the others wait for its word."""
+    word = torch.tensor(1 if rank == 0 and sys.stdin.readline() else 0)
+    if dist.is_initialized():
+        dist.broadcast(word, 0)
+    return bool(word.item())
+
+
 def run_ranks(text, ranks):
     """Starts a process per rank; ends all of them with the first that fails."""
     with tempfile.TemporaryDirectory() as folder:
         command = [sys.executable, __file__, text]
         children = [
-            subprocess.Popen([*command, str(rank), f"{folder}/rendezvous"]) for rank in range(ranks)
+            subprocess.Popen(
+                [*command, str(rank), f"{folder}/rendezvous"], stdin=None if rank == 0 else subprocess.DEVNULL
+            )
+            for rank in range(ranks)
         ]
         try:
             while any(child.poll() is None for child in children):

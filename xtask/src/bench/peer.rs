@@ -9,7 +9,7 @@ use serde_json::{Value, json};
 
 use super::machine::{Machine, has};
 use super::ours::{STEPS_MIN, Sample, WARMUP};
-use super::process;
+use super::process::{self, Session};
 use super::shapes::{Mode, Shape};
 
 /// The version that numbers are stated for.
@@ -87,15 +87,26 @@ impl<'a> Peer<'a> {
         process::output(&mut command, LIMIT).map(|_| ())
     }
 
-    /// Trains; the loss of the first step, and the sample.
-    pub fn train(&self, shape: &Shape, mode: &Mode, variant: &str, seconds: f64) -> Result<(f64, Sample), String> {
+    /// Starts `variant`, to be measured in rounds of about `seconds`.
+    ///
+    /// # Errors
+    /// It ended twice before it was ready.
+    pub fn start(
+        &self,
+        shape: &Shape,
+        mode: &Mode,
+        variant: &'static str,
+        seconds: f64,
+    ) -> Result<Contestant, String> {
         let spec = spec(shape.json()?, mode, variant, seconds).to_string();
         let once = || {
             let mut command = self.python(mode.cores());
             command.env("OMP_NUM_THREADS", mode.threads.to_string()).arg(&spec);
-            parse(&process::output(&mut command, LIMIT)?)
+            let mut session = Session::start(&mut command)?;
+            let loss = number(&session.object(LIMIT)?, "loss")?;
+            Ok(Contestant { variant, loss, session })
         };
-        once().or_else(|first| {
+        once().or_else(|first: String| {
             eprintln!("{} {} {variant} is tried again: {first}", shape.name, mode.name);
             once()
         })
@@ -120,17 +131,37 @@ fn spec(shape: Value, mode: &Mode, variant: &str, seconds: f64) -> Value {
     })
 }
 
-fn parse(output: &str) -> Result<(f64, Sample), String> {
-    let printed = object(output)?;
-    let number = |key: &str| printed[key].as_f64().ok_or_else(|| format!("the script printed no {key}: {printed}"));
-    let sample = Sample {
-        tokens_per_s: number("tokens_per_s")?,
-        peak_bytes: number("peak_bytes")?,
+/// A variant that is warm and waits for its rounds.
+pub struct Contestant {
+    /// The variant.
+    pub variant: &'static str,
+    /// The loss of its first step.
+    pub loss: f64,
+    session: Session,
+}
+
+impl Contestant {
+    /// One round.
+    ///
+    /// # Errors
+    /// It ended, or gave no numbers.
+    pub fn measure(&mut self) -> Result<Sample, String> {
+        sample(&self.session.ask(LIMIT)?)
+    }
+}
+
+fn sample(line: &str) -> Result<Sample, String> {
+    Ok(Sample {
+        tokens_per_s: number(line, "tokens_per_s")?,
+        peak_bytes: number(line, "peak_bytes")?,
         mfu: f64::NAN,
         compute: f64::NAN,
         exchange: f64::NAN,
-    };
-    Ok((number("loss")?, sample))
+    })
+}
+
+fn number(line: &str, key: &str) -> Result<f64, String> {
+    object(line)?[key].as_f64().ok_or_else(|| format!("the script printed no {key}: {line}"))
 }
 
 /// The last object that the script printed; libraries print lines of their own.
@@ -184,12 +215,12 @@ mod tests {
 
     #[test]
     fn the_result_is_the_last_object() {
-        let output = "a warning\n{\"loss\": 5.5, \"tokens_per_s\": 100.5, \"peak_bytes\": 7, \"steps\": 3}\nbye\n";
-        let (loss, sample) = parse(output).unwrap();
-        assert_eq!((loss, sample.tokens_per_s, sample.peak_bytes), (5.5, 100.5, 7.0));
-        assert!(parse("a warning\n").unwrap_err().contains("no result"));
-        assert!(parse("{\"loss\": 5.5}").unwrap_err().contains("tokens_per_s"));
-        assert!(parse("{\"loss\": NaN}").is_err());
+        let output = "a warning\n{\"loss\": 5.5}\n{\"tokens_per_s\": 100.5, \"peak_bytes\": 7, \"steps\": 3}\nbye\n";
+        let found = sample(output).unwrap();
+        assert_eq!((found.tokens_per_s, found.peak_bytes), (100.5, 7.0));
+        assert!(sample("a warning\n").unwrap_err().contains("no result"));
+        assert!(number("{\"loss\": 5.5}", "tokens_per_s").unwrap_err().contains("tokens_per_s"));
+        assert!(number("{\"loss\": NaN}", "loss").is_err());
     }
 
     #[test]

@@ -1,12 +1,15 @@
-//! Runs a program to its end, within a limit.
+//! Runs a program to its end, or in rounds, within a limit.
 
-use std::io::Read;
-use std::process::{Child, Command, Stdio};
+use std::io::{BufRead, BufReader, Read, Write};
+use std::process::{Child, ChildStdin, Command, Stdio};
+use std::sync::mpsc;
 use std::thread;
 use std::time::{Duration, Instant};
 
 /// Pause between looks at a program: it must not take time from what is measured.
 const PAUSE: Duration = Duration::from_millis(50);
+/// Time that a program in rounds has to end by itself.
+const GRACE: Duration = Duration::from_secs(10);
 
 /// What `command` wrote to standard output.
 ///
@@ -31,6 +34,81 @@ pub fn output(command: &mut Command, limit: Duration) -> Result<String, String> 
     }
     let words = last_words(&stderr);
     Err(format!("it ended with {status}: {words}"))
+}
+
+/// A program that answers each line of its input with an object on its output.
+pub struct Session {
+    child: Child,
+    input: Option<ChildStdin>,
+    lines: mpsc::Receiver<String>,
+    errors: Option<thread::JoinHandle<String>>,
+}
+
+impl Session {
+    /// Starts `command`.
+    ///
+    /// # Errors
+    /// It cannot start.
+    pub fn start(command: &mut Command) -> Result<Self, String> {
+        let name = command.get_program().to_string_lossy().into_owned();
+        let child = command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn();
+        let mut child = child.map_err(|e| format!("cannot start {name}: {e}"))?;
+        let (input, output, errors) = (child.stdin.take(), child.stdout.take(), reader(child.stderr.take()));
+        let (said, lines) = mpsc::channel();
+        thread::spawn(move || {
+            let lines = output.into_iter().flat_map(|output| BufReader::new(output).lines()).map_while(Result::ok);
+            lines.take_while(|line| said.send(line.clone()).is_ok()).for_each(drop);
+        });
+        Ok(Self { child, input, lines, errors: Some(errors) })
+    }
+
+    /// Asks for one more round.
+    ///
+    /// # Errors
+    /// The program is gone: its last words.
+    pub fn ask(&mut self, limit: Duration) -> Result<String, String> {
+        let told = self.input.as_mut().is_some_and(|input| input.write_all(b"go\n").and_then(|()| input.flush()).is_ok());
+        if told { self.object(limit) } else { Err(self.gone()) }
+    }
+
+    /// The next line of its output that is an object; libraries print lines of their own.
+    ///
+    /// # Errors
+    /// The program ended, or `limit` is over.
+    pub fn object(&mut self, limit: Duration) -> Result<String, String> {
+        let until = Instant::now() + limit;
+        loop {
+            match self.lines.recv_timeout(until.saturating_duration_since(Instant::now())) {
+                Ok(line) if line.starts_with('{') => return Ok(line),
+                Ok(_) => {}
+                Err(mpsc::RecvTimeoutError::Timeout) => return Err(format!("no answer within {} s", limit.as_secs())),
+                Err(mpsc::RecvTimeoutError::Disconnected) => return Err(self.gone()),
+            }
+        }
+    }
+
+    fn gone(&mut self) -> String {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+        let words = self.errors.take().and_then(|errors| errors.join().ok()).unwrap_or_default();
+        format!("it ended: {}", last_words(&words))
+    }
+}
+
+impl Drop for Session {
+    /// The end of its input tells a healthy program to end; one that does not is ended.
+    fn drop(&mut self) {
+        self.input = None;
+        let began = Instant::now();
+        while began.elapsed() < GRACE {
+            match self.child.try_wait() {
+                Ok(None) => thread::sleep(PAUSE),
+                _ => return,
+            }
+        }
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
 }
 
 fn end(child: &mut Child, name: &str, limit: Duration) -> String {
@@ -82,5 +160,21 @@ mod tests {
         let began = Instant::now();
         let failed = shell("exec sleep 100", Duration::from_millis(200)).unwrap_err();
         assert!(failed.contains("longer than") && began.elapsed() < Duration::from_secs(50), "{failed}");
+    }
+
+    #[test]
+    fn rounds_are_asked_for_one_by_one() {
+        let limit = Duration::from_secs(20);
+        let script = "echo noise; echo '{\"loss\": 1}'; while read _; do echo '{\"rate\": 2}'; done; echo bye >&2";
+        let mut session = Session::start(Command::new("sh").args(["-c", script])).unwrap();
+        assert_eq!(session.object(limit).unwrap(), "{\"loss\": 1}");
+        for _ in 0..2 {
+            assert_eq!(session.ask(limit).unwrap(), "{\"rate\": 2}");
+        }
+        let mut broken = Session::start(Command::new("sh").args(["-c", "echo the cause >&2; exit 1"])).unwrap();
+        let why = broken.object(limit).unwrap_err();
+        assert!(why.contains("the cause"), "{why}");
+        let mut silent = Session::start(Command::new("sh").args(["-c", "read _"])).unwrap();
+        assert!(silent.object(Duration::from_millis(50)).unwrap_err().contains("no answer"));
     }
 }

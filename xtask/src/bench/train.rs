@@ -105,22 +105,29 @@ impl Sides<'_> {
         let steps = self.ours.steps(shape, mode, seconds)?;
         // Without the weights that both sides start from there is nothing to compare.
         let peer = self.peer.as_ref().filter(|_| folder.is_some());
-        let mut variants = peer.map_or(Vec::new(), |peer| peer.variants(mode));
+        let variants = peer.map_or(Vec::new(), |peer| peer.variants(mode));
+        // All are warm before the first round; they sleep while another is measured.
+        let mut contestants = Vec::new();
+        for (variant, peer) in variants.into_iter().zip(peer.into_iter().cycle()) {
+            match peer.start(shape, mode, variant, seconds) {
+                Ok(contestant) => contestants.push(contestant),
+                Err(why) => row.notes.push(format!("{variant} failed: {why}")),
+            }
+        }
         for _ in 0..self.args.rounds {
             row.ours.push(self.ours.train(shape, mode, steps)?);
-            let Some(peer) = peer else { continue };
-            variants.retain(|variant| match peer.train(shape, mode, variant, seconds) {
-                Ok((loss, sample)) => {
-                    row.add(variant, loss, sample);
+            contestants.retain_mut(|contestant| match contestant.measure() {
+                Ok(sample) => {
+                    row.add(contestant.variant, contestant.loss, sample);
                     row.refused.is_none()
                 }
                 Err(why) => {
-                    row.notes.push(format!("{variant} failed: {why}"));
+                    row.notes.push(format!("{} failed: {why}", contestant.variant));
                     false
                 }
             });
             if row.refused.is_some() {
-                variants.clear();
+                contestants.clear();
             }
         }
         Ok(())
