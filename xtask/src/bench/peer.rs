@@ -91,13 +91,7 @@ impl<'a> Peer<'a> {
     ///
     /// # Errors
     /// It ended twice before it was ready.
-    pub fn start(
-        &self,
-        shape: &Shape,
-        mode: &Mode,
-        variant: &'static str,
-        seconds: f64,
-    ) -> Result<Contestant, String> {
+    pub fn start(&self, shape: &Shape, mode: &Mode, variant: &'static str, seconds: f64) -> Result<Contestant, String> {
         let spec = spec(shape.json()?, mode, variant, seconds).to_string();
         let once = || {
             let mut command = self.python(mode.cores());

@@ -67,7 +67,8 @@ impl Session {
     /// # Errors
     /// The program is gone: its last words.
     pub fn ask(&mut self, limit: Duration) -> Result<String, String> {
-        let told = self.input.as_mut().is_some_and(|input| input.write_all(b"go\n").and_then(|()| input.flush()).is_ok());
+        let told =
+            self.input.as_mut().is_some_and(|input| input.write_all(b"go\n").and_then(|()| input.flush()).is_ok());
         if told { self.object(limit) } else { Err(self.gone()) }
     }
 
