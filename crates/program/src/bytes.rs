@@ -17,7 +17,7 @@ use spec::tensors::{Cut, Role, STATE_CHUNK};
 use spec::tree::subtrees;
 use spec::{Coords, Grid, Layout, Model};
 
-use crate::instr::{Exchange, TOKEN_BLOCK};
+use crate::instr::{Exchange, block_rows, blocks_of_lane};
 use crate::ownership::owners;
 use crate::state::{cells_hosted, chunk_tensors, hosted, norm_elements, slice_lens, tied_apart};
 
@@ -51,8 +51,10 @@ pub struct Sizes {
     layout: Layout,
     /// Elements of the residual stream of one unit.
     stream: u64,
-    /// Tokens of one unit.
-    tokens: usize,
+    /// Lanes of one unit on a rank.
+    lanes: usize,
+    /// Tokens of one lane.
+    tokens_lane: usize,
     /// Tensor cells that a rank hosts.
     cells_hosted: u64,
     /// Finished subtrees over the tensor cells, by tensor position.
@@ -69,12 +71,13 @@ pub struct Sizes {
 impl Sizes {
     /// The sizes for sequences of `seq` tokens.
     pub fn new(model: &Model, grid: &Grid, layout: &Layout, seq: usize) -> Self {
-        let tokens = grid.microbatch * seq;
+        let (lanes, tokens_lane) = (grid.cp, grid.microbatch * seq / grid.cp);
         let count = |leaves, part| subtrees(leaves, part).len() as u64;
         Self {
             layout: layout.clone(),
-            stream: (tokens * model.hidden) as u64,
-            tokens,
+            stream: (lanes * tokens_lane * model.hidden) as u64,
+            lanes,
+            tokens_lane,
             cells_hosted: cells_hosted(grid, layout) as u64,
             tp_subtrees: (0..layout.tp).map(|t| count(grid.tp, layout.tensor_cells(t, grid.tp))).collect(),
             dp_subtrees: layout.cells.iter().map(|part| count(grid.dp, part.clone())).collect(),
@@ -84,9 +87,9 @@ impl Sizes {
         }
     }
 
-    /// Blocks of [`TOKEN_BLOCK`] tokens of one unit.
+    /// Token blocks of one unit ([`block_rows`]).
     pub fn blocks(&self) -> usize {
-        self.tokens.div_ceil(TOKEN_BLOCK)
+        self.lanes * blocks_of_lane(self.tokens_lane)
     }
 
     /// Elements of the residual stream of one unit on one tensor position.
@@ -121,14 +124,14 @@ impl Sizes {
 
     /// `Stats` of token block `block`: one triple per token and hosted cell to every other position.
     pub fn stats(&self, block: usize) -> u64 {
-        let tokens = TOKEN_BLOCK.min(self.tokens - block * TOKEN_BLOCK) as u64;
+        let tokens = block_rows(self.tokens_lane, block).len() as u64;
         FLOAT * STATS * tokens * self.cells_hosted * self.tp_peers()
     }
 
-    /// `NormGrads` of `chunk`, an all-reduce of n elements over the tensor cells;
+    /// `NormGrads` of `chunk`, an all-reduce of n elements (all lanes) over the tensor cells;
     /// member i of g owns elements n i / g to n (i + 1) / g.
     pub fn norm_grads(&self, chunk: usize, tp: usize) -> u64 {
-        let (n, g, i) = (self.chunks[chunk].norms, self.layout.tp as u64, tp as u64);
+        let (n, g, i) = (self.lanes as u64 * self.chunks[chunk].norms, self.layout.tp as u64, tp as u64);
         let own = n * (i + 1) / g - n * i / g;
         FLOAT * (self.tp_subtrees[tp] * (n - own) + own * self.tp_peers())
     }

@@ -4,12 +4,26 @@
 //! it before it runs; later the planner prices it and the simulator times it.
 
 use std::fmt;
+use std::ops::Range;
 
 use spec::Unit;
 
 /// Tokens per block of the output projection and loss: logits never exist for more rows
 /// than this. A constant, and the product's inner block, so that blocks do not change sums.
 pub const TOKEN_BLOCK: usize = 256;
+
+/// The rows of token block `block` of a unit whose lanes have `rows_lane` rows each: blocks do not cross lanes, so that
+/// each lane's sum over its rows is that of the lane alone.
+pub fn block_rows(rows_lane: usize, block: usize) -> Range<usize> {
+    let per_lane = blocks_of_lane(rows_lane);
+    let (first, at) = (block / per_lane * rows_lane, block % per_lane * TOKEN_BLOCK);
+    first + at..first + rows_lane.min(at + TOKEN_BLOCK)
+}
+
+/// Token blocks of a lane of `rows_lane` rows.
+pub fn blocks_of_lane(rows_lane: usize) -> usize {
+    rows_lane.div_ceil(TOKEN_BLOCK)
+}
 
 /// The direction of a segment.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]

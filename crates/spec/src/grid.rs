@@ -11,6 +11,8 @@ use crate::model::{Model, divisors};
 pub struct Grid {
     /// Data cells: the batch of a step in `dp` equal contiguous parts.
     pub dp: usize,
+    /// Context cells: each sequence in `cp` parts of two chunks; see [`zigzag`].
+    pub cp: usize,
     /// Tensor cells: heads, feed-forward width, vocabulary and sequence slices.
     pub tp: usize,
     /// Sequences per microbatch.
@@ -29,6 +31,48 @@ pub struct Unit {
     pub cell: usize,
     /// The microbatch inside the cell, `0..grid.microbatches`.
     pub mb: usize,
+}
+
+/// One microbatch of one cell (d, c): the leaf of every sum over tokens.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Leaf {
+    /// Data cell x `grid.cp` + context cell: its place in the tree over the cells.
+    pub cell: usize,
+    /// The microbatch inside the cell.
+    pub mb: usize,
+}
+
+/// What of one unit stands side by side on a rank: every hosted (data cell, context cell) is a lane.
+///
+/// Row buffers are lane-major. What is computed row by row runs over all lanes at once; what sums over rows runs lane by
+/// lane, because each lane is a leaf.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Lanes {
+    /// Data cells.
+    pub cells: Range<usize>,
+    /// Context cells of each.
+    pub contexts: Range<usize>,
+}
+
+/// The positions of context cell `context` of `cells` in a sequence of `seq`, in the order of its rows: of 2 x `cells`
+/// chunks the `context`-th from the front and from the back, so that causal attention is the same work for each cell.
+pub fn zigzag(context: usize, cells: usize, seq: usize) -> [Range<usize>; 2] {
+    let len = seq / (2 * cells);
+    [context, 2 * cells - 1 - context].map(|chunk| chunk * len..(chunk + 1) * len)
+}
+
+impl Lanes {
+    /// Number of lanes.
+    #[allow(clippy::len_without_is_empty)] // a unit has at least one
+    pub fn len(&self) -> usize {
+        self.cells.len() * self.contexts.len()
+    }
+
+    /// (data cell, context cell) of every lane, context fastest.
+    pub fn iter(&self) -> impl Iterator<Item = (usize, usize)> + use<> {
+        let contexts = self.contexts.clone();
+        self.cells.clone().flat_map(move |cell| contexts.clone().map(move |context| (cell, context)))
+    }
 }
 
 impl Grid {
@@ -129,7 +173,12 @@ impl Grid {
                 remedy(),
             ));
         }
-        Ok(Self { dp, tp, microbatch, microbatches: per_step / dp })
+        Ok(Self { dp, cp: 1, tp, microbatch, microbatches: per_step / dp })
+    }
+
+    /// Leaves of the tree over the cells (d, c).
+    pub fn leaves(&self) -> usize {
+        self.dp * self.cp
     }
 
     /// Sequences in a step.

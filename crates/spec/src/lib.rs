@@ -18,7 +18,7 @@ mod train_law;
 pub mod tree;
 
 pub use error::SpecError;
-pub use grid::{Grid, Unit};
+pub use grid::{Grid, Lanes, Leaf, Unit};
 pub use layout::{Coords, Layout, Pin, Schedule, Transport};
 pub use model::Model;
 pub use run::Run;

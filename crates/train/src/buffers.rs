@@ -3,7 +3,7 @@
 use std::collections::HashMap;
 use std::ops::Range;
 
-use spec::Unit;
+use spec::{Leaf, Unit};
 
 /// Reuses buffers: training takes the same sizes at every step.
 #[derive(Debug, Default)]
@@ -25,8 +25,8 @@ impl Pool {
     }
 }
 
-/// Tokens of one unit, [sequence, position] row-major.
-#[derive(Debug, Default)]
+/// Tokens in rows: whole sequences of a data cell as they are read, or the lanes of a unit ([lane, sequence, position]).
+#[derive(Debug, Clone, Default)]
 pub struct Tokens {
     /// Input ids.
     pub ids: Vec<u32>,
@@ -41,6 +41,17 @@ pub struct Tokens {
 }
 
 impl Tokens {
+    /// Appends the rows `rows` of `from`.
+    pub fn extend(&mut self, from: &Self, rows: Range<usize>) {
+        self.ids.extend(&from.ids[rows.clone()]);
+        self.targets.extend(&from.targets[rows.clone()]);
+        self.doc_start.extend(&from.doc_start[rows.clone()]);
+        self.positions.extend(&from.positions[rows.clone()]);
+        if !from.target_bytes.is_empty() {
+            self.target_bytes.extend(&from.target_bytes[rows]);
+        }
+    }
+
     /// Bytes of text that the target of row `row` stands for.
     pub fn bytes(&self, row: usize) -> u64 {
         self.target_bytes.get(row).map_or_else(|| u64::from(self.targets[row] < 256), |&bytes| u64::from(bytes))
@@ -58,7 +69,7 @@ pub struct Registers {
     pub x: Option<Vec<f32>>,
     /// Normed rows, local.
     pub normed: Option<Vec<f32>>,
-    /// Normed rows, all of the microbatch.
+    /// Normed rows, all of the unit.
     pub rows: Option<Vec<f32>>,
     /// Partial outputs, all rows.
     pub partials: Option<Partials>,
@@ -68,7 +79,7 @@ pub struct Registers {
     pub grad: Option<Vec<f32>>,
     /// The same, all rows; `None` in a group of one, where `grad` has them all.
     pub grad_rows: Option<Vec<f32>>,
-    /// Norm gradients per hosted cell, the chunk's norms side by side.
+    /// Norm gradients per hosted tensor cell: by lane, the chunk's norms side by side.
     pub norm_leaves: Vec<Vec<f32>>,
     /// Logits of the block under way, one buffer per hosted cell.
     pub logits: Vec<Vec<f32>>,
@@ -138,7 +149,7 @@ pub struct Saved {
     pub n_head: Vec<f32>,
 }
 
-/// Sums over the tokens of one unit.
+/// Sums over the tokens of one leaf, and of more of them.
 #[derive(Debug, Clone, Copy, Default, PartialEq)]
 pub struct LossSum {
     /// Nats.
@@ -178,8 +189,8 @@ pub struct Memory {
     pub saved: HashMap<(usize, Unit), Saved>,
     /// Tokens of the units under way.
     pub tokens: HashMap<Unit, Tokens>,
-    /// Loss sums, by unit.
-    pub losses: HashMap<Unit, LossSum>,
+    /// Loss sums, by leaf.
+    pub losses: HashMap<Leaf, LossSum>,
 }
 
 impl Memory {

@@ -21,9 +21,28 @@ pub struct Comm {
     pub world: Group,
     /// Same data and tensor position; one channel per value and sending chunk.
     pipes: HashMap<(Value, usize), Group>,
-    row_parts: Vec<Vec<std::ops::Range<usize>>>,
-    partial_plan: ReducePlan,
-    embed_plan: ReducePlan,
+    /// By number of lanes.
+    rows: HashMap<usize, RowPlans>,
+}
+
+/// How the rows of a unit are cut over the tensor group.
+struct RowPlans {
+    parts: Vec<Vec<std::ops::Range<usize>>>,
+    /// The sum over the tensor cells.
+    partial: ReducePlan,
+    /// The sum of the embedding: one leaf per rank.
+    embed: ReducePlan,
+}
+
+impl RowPlans {
+    fn new(layout: &Layout, place: &Place, lanes: usize) -> Self {
+        let parts = place.row_parts(lanes);
+        let cells = (0..layout.tp).map(|t| layout.tensor_cells(t, place.grid_tp)).collect();
+        let partial = ReducePlan { leaves: place.grid_tp, cells, parts: parts.clone() };
+        let one_each = (0..layout.tp).map(|t| t..t + 1).collect();
+        let embed = ReducePlan { leaves: layout.tp, cells: one_each, parts: parts.clone() };
+        Self { parts, partial, embed }
+    }
 }
 
 impl Comm {
@@ -59,12 +78,9 @@ impl Comm {
                 pipes.insert((value, chunk), Group::new(id, "pp", line.clone()));
             }
         }
-        let row_parts = place.row_parts();
-        let cells = (0..layout.tp).map(|t| layout.tensor_cells(t, place.grid_tp)).collect();
-        let partial_plan = ReducePlan { leaves: place.grid_tp, cells, parts: row_parts.clone() };
-        let one_each = (0..layout.tp).map(|t| t..t + 1).collect();
-        let embed_plan = ReducePlan { leaves: layout.tp, cells: one_each, parts: row_parts.clone() };
-        Self { endpoint, tp: tp_group, dp: dp_group, world, pipes, row_parts, partial_plan, embed_plan }
+        let lanes = place.contexts.len();
+        let rows = HashMap::from([(lanes, RowPlans::new(layout, place, lanes))]);
+        Self { endpoint, tp: tp_group, dp: dp_group, world, pipes, rows }
     }
 
     /// The group of an axis; pipes have their own.
@@ -94,13 +110,13 @@ impl Comm {
         self.endpoint.recv(group, group.member(from as u32).expect("a pipe joins the line"), into)
     }
 
-    /// Local rows of every rank of the tensor group to whole sequences; in a group of one the rows are whole.
+    /// Local rows of every rank of the tensor group to whole lanes; in a group of one the rows are whole.
     ///
     /// # Errors
     /// The fabric's.
-    pub fn gather_rows(&self, pool: &mut Pool, local: &[f32]) -> Result<Vec<f32>, FabricError> {
+    pub fn gather_rows(&self, pool: &mut Pool, lanes: usize, local: &[f32]) -> Result<Vec<f32>, FabricError> {
         let mut full = pool.take(local.len() * self.tp.len());
-        self.endpoint.all_gather(&self.tp, &self.row_parts, local, &mut full)?;
+        self.endpoint.all_gather(&self.tp, &self.rows[&lanes].parts, local, &mut full)?;
         Ok(full)
     }
 
@@ -111,13 +127,15 @@ impl Comm {
     pub fn scatter_partials(
         &self,
         pool: &mut Pool,
+        lanes: usize,
         mut partials: Partials,
         embed: bool,
     ) -> Result<Vec<f32>, FabricError> {
         if self.tp.len() == 1 && partials.len() == 1 {
             return Ok(partials.pop().expect("just counted").1);
         }
-        let plan = if embed { &self.embed_plan } else { &self.partial_plan };
+        let plans = &self.rows[&lanes];
+        let plan = if embed { &plans.embed } else { &plans.partial };
         let mine: Vec<_> = partials.iter().map(|(node, data)| (node.clone(), data.as_slice())).collect();
         let mut out = pool.take(plan.part_len(self.tp.member(self.endpoint.rank()).expect("a member")));
         self.endpoint.reduce_scatter(&self.tp, plan, &mine, &mut out)?;

@@ -16,7 +16,7 @@ use std::str::FromStr;
 
 use fabric::ReducePlan;
 use serde::{Deserialize, Serialize};
-use spec::{Grid, Unit};
+use spec::{Grid, Leaf, Unit};
 
 use crate::buffers::{LossSum, Tokens};
 use crate::error::TrainError;
@@ -110,7 +110,7 @@ pub(crate) fn leaves(mutant: Option<Mutant>, plan: &mut ReducePlan, mine: &mut [
 }
 
 /// [`Mutant::OwnTokens`].
-pub(crate) fn step_loss(mutant: Option<Mutant>, all: LossSum, own: &HashMap<Unit, LossSum>) -> LossSum {
+pub(crate) fn step_loss(mutant: Option<Mutant>, all: LossSum, own: &HashMap<Leaf, LossSum>) -> LossSum {
     match mutant {
         Some(Mutant::OwnTokens) => LossSum { tokens: own.values().map(|sum| sum.tokens).sum(), ..all },
         _ => all,

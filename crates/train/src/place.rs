@@ -1,16 +1,22 @@
-//! What one rank hosts: its tensor cells, sequence slices and sizes.
+//! What one rank hosts: its lanes, tensor cells, sequence slices and sizes.
 
 use std::ops::Range;
 
-use spec::{Coords, Grid, Layout, Model};
+use spec::grid::zigzag;
+use spec::{Coords, Grid, Lanes, Layout, Model, Unit};
 
-/// Sizes of one rank's part of a microbatch. Row buffers are row-major [sequence, position, width].
+/// Sizes of one rank's part of a unit. Row buffers are row-major [lane, sequence, position, width]; the positions of a
+/// lane are those of its context cell ([`zigzag`]), or the hosted slices of them.
 #[derive(Debug, Clone)]
 pub struct Place {
     /// The rank.
     pub rank: usize,
     /// Its coordinates.
     pub at: Coords,
+    /// Its context cells, of `grid_cp`.
+    pub contexts: Range<usize>,
+    /// Context cells of the grid.
+    pub grid_cp: usize,
     /// Its tensor cells, of `grid_tp`.
     pub cells: Range<usize>,
     /// Tensor cells of the grid.
@@ -21,7 +27,9 @@ pub struct Place {
     pub batch: usize,
     /// Positions of a sequence.
     pub seq: usize,
-    /// Positions of a sequence in one slice.
+    /// Positions of a sequence in one lane.
+    pub seq_lane: usize,
+    /// Of these, positions in one slice.
     pub seq_cell: usize,
     /// Width of the residual stream.
     pub hidden: usize,
@@ -46,12 +54,15 @@ impl Place {
         Self {
             rank,
             at,
+            contexts: 0..grid.cp,
+            grid_cp: grid.cp,
             cells: layout.tensor_cells(at.tp, grid.tp),
             grid_tp: grid.tp,
             tp: layout.tp,
             batch: grid.microbatch,
             seq,
-            seq_cell: seq / grid.tp,
+            seq_lane: seq / grid.cp,
+            seq_cell: seq / grid.cp / grid.tp,
             hidden: model.hidden,
             heads_cell: model.heads / grid.tp,
             kv_heads_cell: model.kv_heads / grid.tp,
@@ -67,18 +78,53 @@ impl Place {
         self.cells.len()
     }
 
-    /// Rows (tokens) of a microbatch.
-    pub fn rows(&self) -> usize {
-        self.batch * self.seq
+    /// The hosted lanes of `unit`.
+    pub fn lanes(&self, unit: Unit) -> Lanes {
+        Lanes { cells: unit.cell..unit.cell + 1, contexts: self.contexts.clone() }
     }
 
-    /// Positions of a sequence in the hosted slices.
+    /// The leaves of the lanes of `unit`, ascending.
+    pub fn leaves(&self, unit: Unit) -> impl Iterator<Item = usize> + use<> {
+        let grid_cp = self.grid_cp;
+        self.lanes(unit).iter().map(move |(cell, context)| cell * grid_cp + context)
+    }
+
+    /// The rows of context cell `context` in the whole sequences of a microbatch, in the order of its lane.
+    pub fn rows_of_context(&self, context: usize) -> impl Iterator<Item = Range<usize>> + use<> {
+        let (seq, chunks) = (self.seq, zigzag(context, self.grid_cp, self.seq));
+        (0..self.batch).flat_map(move |b| chunks.clone().map(|chunk| b * seq + chunk.start..b * seq + chunk.end))
+    }
+
+    /// The data cell of row `row` of `unit`, and its row in the whole sequences of that cell's microbatch.
+    pub fn whole_row(&self, unit: Unit, row: usize) -> (usize, usize) {
+        let (cell, context) = self.lanes(unit).iter().nth(row / self.rows_lane()).expect("a row lies in a lane");
+        let (mut at, chunks) = (row % self.rows_lane(), self.rows_of_context(context));
+        for rows in chunks {
+            if at < rows.len() {
+                return (cell, rows.start + at);
+            }
+            at -= rows.len();
+        }
+        unreachable!("a lane has as many rows as its chunks")
+    }
+
+    /// The place of a cell (d, c) in the tree over the cells.
+    pub fn leaf(&self, cell: usize, context: usize) -> usize {
+        cell * self.grid_cp + context
+    }
+
+    /// Rows (tokens) of one lane.
+    pub fn rows_lane(&self) -> usize {
+        self.batch * self.seq_lane
+    }
+
+    /// Positions of a lane's sequence in the hosted slices.
     pub fn seq_local(&self) -> usize {
         self.seq_cell * self.num_cells()
     }
 
-    /// Rows of a microbatch in the hosted sequence slices.
-    pub fn rows_local(&self) -> usize {
+    /// Rows of one lane in the hosted sequence slices.
+    pub fn rows_lane_local(&self) -> usize {
         self.batch * self.seq_local()
     }
 
@@ -102,20 +148,21 @@ impl Place {
         i * cell_width..(i + 1) * cell_width
     }
 
-    /// The rows of hosted slice `i` in a local row buffer, one range per sequence.
-    pub fn cell_rows(&self, i: usize) -> Vec<Range<usize>> {
-        let first = |b: usize| b * self.seq_local() + i * self.seq_cell;
+    /// The rows of hosted slice `i` of a lane in a local row buffer, one range per sequence.
+    pub fn cell_rows(&self, lane: usize, i: usize) -> Vec<Range<usize>> {
+        let first = |b: usize| (lane * self.batch + b) * self.seq_local() + i * self.seq_cell;
         (0..self.batch).map(|b| first(b)..first(b) + self.seq_cell).collect()
     }
 
-    /// Which elements of a whole [sequence, position, hidden] buffer each member of the tensor group holds.
-    pub fn row_parts(&self) -> Vec<Vec<Range<usize>>> {
+    /// Which elements of a whole [lane, sequence, position, hidden] buffer each member of the tensor group holds.
+    pub fn row_parts(&self, lanes: usize) -> Vec<Vec<Range<usize>>> {
         let local = self.seq_local();
-        let part = |member: usize, b: usize| {
-            let first = (b * self.seq + member * local) * self.hidden;
+        let part = |member: usize, sequence: usize| {
+            let first = (sequence * self.seq_lane + member * local) * self.hidden;
             first..first + local * self.hidden
         };
-        (0..self.tp).map(|member| (0..self.batch).map(|b| part(member, b)).collect()).collect()
+        let sequences = lanes * self.batch;
+        (0..self.tp).map(|member| (0..sequences).map(|s| part(member, s)).collect()).collect()
     }
 
     /// First token id of hosted cell `i`, and how many of its rows are real.

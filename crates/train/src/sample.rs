@@ -7,7 +7,8 @@ use std::sync::atomic::AtomicBool;
 use checkpoint::Checkpoint;
 use fabric::FabricOptions;
 use kernels::{Ctx, Simd};
-use program::{Mode, Op, Program, TOKEN_BLOCK};
+use program::instr::block_rows;
+use program::{Mode, Op, Program};
 use spec::{Run, Unit};
 
 use crate::buffers::Tokens;
@@ -106,7 +107,7 @@ impl Executor<'_> {
     /// Logits after the last of `window`, at most a sequence of tokens: the forward of the first unit alone, by the ranks
     /// that host it.
     fn next_logits(&mut self, program: &Program, window: &[u32]) -> Result<Vec<f32>, TrainError> {
-        let (seq, rows) = (self.place.seq, self.place.rows());
+        let (seq, rows) = (self.place.seq, self.place.batch * self.place.seq);
         let unit = Unit { cell: 0, mb: 0 };
         self.capture = Some(Vec::new());
         for instr in program.instrs.iter().filter(|instr| instr.unit == Some(unit)) {
@@ -122,16 +123,17 @@ impl Executor<'_> {
                 target_bytes: Vec::new(),
             };
             tokens.ids[..window.len()].copy_from_slice(window);
-            self.put_tokens(unit, tokens);
+            self.load(unit, &|_| tokens.clone());
         }
         self.forget(unit);
         // The ranks of the last chunk have a slice of the vocabulary each.
         let row = window.len() - 1;
         let mut mine = Vec::new();
         for (_, block, i, values) in self.capture.take().unwrap_or_default() {
-            if block == row / TOKEN_BLOCK {
+            let mut rows = block_rows(self.place.rows_lane(), block);
+            if let Some(n) = rows.position(|r| self.place.whole_row(unit, r).1 == row) {
                 let (first, valid) = self.place.vocab_part(i);
-                let at = row % TOKEN_BLOCK * self.place.vocab_cell;
+                let at = n * self.place.vocab_cell;
                 mine.extend(first.to_le_bytes());
                 mine.extend((valid as u32).to_le_bytes());
                 mine.extend(values[at..at + valid].iter().flat_map(|v| v.to_le_bytes()));

@@ -59,16 +59,16 @@ pub struct ChunkState {
     pub moment1: Vec<f32>,
     /// Second moments, likewise.
     pub moment2: Vec<f32>,
-    /// Gradient accumulators of the data cell at hand: the flat vector, then (tied, one copy)
+    /// Gradient accumulators of the cells at hand, one per lane: the flat vector, then (tied, one copy)
     /// the output use of the embedding. Empty between the last cell of a step and the next step.
-    pub grads: Vec<f32>,
+    pub grads: Vec<Vec<f32>>,
     /// The data cell of `grads`.
     cell: usize,
     /// Accumulators of the other cells that are open: a schedule may begin one before the last is closed.
-    open: BTreeMap<usize, Vec<f32>>,
-    /// Elements of `grads`.
+    open: BTreeMap<usize, Vec<Vec<f32>>>,
+    /// Elements of each.
     pub grads_len: usize,
-    /// Finished data cells, as subtrees.
+    /// Finished cells, as subtrees.
     pub closed: Counter<Vec<f32>>,
     /// Summed gradients, after the exchange: flat, the output use added in.
     pub total: Vec<f32>,
@@ -140,7 +140,7 @@ impl ChunkState {
             cell: 0,
             open: BTreeMap::new(),
             grads_len: grads,
-            closed: Counter::new(run.grid.dp),
+            closed: Counter::new(run.grid.leaves()),
             total: Vec::new(),
             tied_output,
             owned,
@@ -180,8 +180,8 @@ impl ChunkState {
         if self.index.contains_key(&(0, Role::LmHead)) { Role::LmHead } else { Role::Embed }
     }
 
-    /// Makes `grads` the accumulators of `cell`: zero, unless it is open.
-    pub fn open_cell(&mut self, cell: usize) {
+    /// Makes `grads` the accumulators of `cell`, one for each of its `lanes`: zero, unless it is open.
+    pub fn open_cell(&mut self, cell: usize, lanes: usize) {
         if self.cell == cell && !self.grads.is_empty() {
             return;
         }
@@ -190,18 +190,27 @@ impl ChunkState {
         }
         self.cell = cell;
         self.grads = self.open.remove(&cell).unwrap_or_else(|| {
-            let mut fresh = self.buffer();
-            fresh.fill(0.0);
-            fresh
+            let mut fresh = || {
+                let mut fresh = self.buffer();
+                fresh.fill(0.0);
+                fresh
+            };
+            (0..lanes).map(|_| fresh()).collect()
         });
     }
 
-    /// Ends a data cell: its gradients join the tree over data cells.
-    pub fn close_cell(&mut self, cell: usize, mut add: impl FnMut(&mut Vec<f32>, &Vec<f32>)) {
-        self.open_cell(cell);
-        let done = std::mem::take(&mut self.grads);
-        let spent = self.closed.push(cell..cell + 1, done, &mut add);
-        self.spare.extend(spent);
+    /// Ends a data cell: the gradients of its lanes, the leaves `leaves` (ascending), join the tree over the cells.
+    pub fn close_cell(
+        &mut self,
+        cell: usize,
+        leaves: impl ExactSizeIterator<Item = usize>,
+        mut add: impl FnMut(&mut Vec<f32>, &Vec<f32>),
+    ) {
+        self.open_cell(cell, leaves.len());
+        for (leaf, done) in leaves.zip(std::mem::take(&mut self.grads)) {
+            let spent = self.closed.push(leaf..leaf + 1, done, &mut add);
+            self.spare.extend(spent);
+        }
     }
 
     /// A gradient buffer of unknown value.
@@ -210,8 +219,8 @@ impl ChunkState {
     }
 
     /// Takes the finished subtrees and leaves an empty sum.
-    pub fn take_closed(&mut self, grid_dp: usize) -> Vec<(Range<usize>, Vec<f32>)> {
-        std::mem::replace(&mut self.closed, Counter::new(grid_dp)).into_nodes()
+    pub fn take_closed(&mut self, leaves: usize) -> Vec<(Range<usize>, Vec<f32>)> {
+        std::mem::replace(&mut self.closed, Counter::new(leaves)).into_nodes()
     }
 
     /// Gives gradient buffers back for the next step.

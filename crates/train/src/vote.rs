@@ -5,7 +5,7 @@ use std::collections::HashMap;
 use spec::run::TrainConfig;
 use spec::tensors::{STATE_CHUNK, Tensor};
 use spec::tree::sum_f64;
-use spec::{Grid, Unit};
+use spec::{Grid, Leaf};
 
 use crate::buffers::LossSum;
 use crate::error::TrainError;
@@ -15,8 +15,8 @@ use crate::error::TrainError;
 pub struct Ballot {
     /// The rank was asked to stop after this step.
     pub stop: bool,
-    /// Loss sums of the units whose loss this rank speaks for.
-    pub losses: Vec<(Unit, LossSum)>,
+    /// Loss sums of the leaves whose loss this rank speaks for.
+    pub losses: Vec<(Leaf, LossSum)>,
     /// Sums of squares: (tensor, slice, first state chunk, one sum per state chunk).
     pub squares: Vec<(usize, usize, usize, Vec<f64>)>,
 }
@@ -28,8 +28,8 @@ impl Ballot {
         let mut put = |n: u64| out.extend(n.to_le_bytes());
         put(u64::from(self.stop));
         put(self.losses.len() as u64);
-        for (unit, sum) in &self.losses {
-            [unit.cell as u64, unit.mb as u64, sum.nats.to_bits(), sum.tokens, sum.bytes]
+        for (leaf, sum) in &self.losses {
+            [leaf.cell as u64, leaf.mb as u64, sum.nats.to_bits(), sum.tokens, sum.bytes]
                 .into_iter()
                 .for_each(&mut put);
         }
@@ -51,9 +51,9 @@ impl Ballot {
         let mut next = || words.next().ok_or_else(short);
         let mut ballot = Self { stop: next()? != 0, ..Self::default() };
         for _ in 0..next()? {
-            let unit = Unit { cell: next()? as usize, mb: next()? as usize };
+            let leaf = Leaf { cell: next()? as usize, mb: next()? as usize };
             let sum = LossSum { nats: f64::from_bits(next()?), tokens: next()?, bytes: next()? };
-            ballot.losses.push((unit, sum));
+            ballot.losses.push((leaf, sum));
         }
         for _ in 0..next()? {
             let [tensor, slice, first, count] = [next()?, next()?, next()?, next()?].map(|n| n as usize);
@@ -78,21 +78,24 @@ pub struct Tally {
 /// Adds up the ballots. With `tensors` empty no squares are expected (validation).
 ///
 /// # Errors
-/// If a unit or a state chunk is missing or spoken for twice.
+/// If a leaf or a state chunk is missing or spoken for twice.
 pub fn tally(ballots: &[Ballot], grid: &Grid, tensors: &[Tensor]) -> Result<Tally, TrainError> {
-    let mut by_unit = HashMap::new();
-    for (unit, sum) in ballots.iter().flat_map(|b| &b.losses) {
-        if by_unit.insert(*unit, *sum).is_some() {
-            return Err(TrainError::Internal(format!("the loss of {unit:?} is counted twice")));
+    let mut by_leaf = HashMap::new();
+    for (leaf, sum) in ballots.iter().flat_map(|b| &b.losses) {
+        if by_leaf.insert(*leaf, *sum).is_some() {
+            return Err(TrainError::Internal(format!("the loss of {leaf:?} is counted twice")));
         }
     }
     let mut tokens_bytes = (0, 0);
-    let mut cells = vec![0.0; grid.dp];
-    for unit in grid.units(0..grid.dp) {
-        let sum = by_unit.get(&unit).ok_or_else(|| TrainError::Internal(format!("the loss of {unit:?} is missing")))?;
-        cells[unit.cell] += sum.nats;
-        tokens_bytes.0 += sum.tokens;
-        tokens_bytes.1 += sum.bytes;
+    let mut cells = vec![0.0; grid.leaves()];
+    for (cell, nats) in cells.iter_mut().enumerate() {
+        for leaf in (0..grid.microbatches).map(|mb| Leaf { cell, mb }) {
+            let sum =
+                by_leaf.get(&leaf).ok_or_else(|| TrainError::Internal(format!("the loss of {leaf:?} is missing")))?;
+            *nats += sum.nats;
+            tokens_bytes.0 += sum.tokens;
+            tokens_bytes.1 += sum.bytes;
+        }
     }
     let loss = LossSum { nats: sum_f64(&cells), tokens: tokens_bytes.0, bytes: tokens_bytes.1 };
     let stop = ballots.iter().any(|b| b.stop);
@@ -169,13 +172,13 @@ mod tests {
         let sum = LossSum { nats: 1.5, tokens: 3, bytes: 2 };
         Ballot {
             stop: true,
-            losses: vec![(Unit { cell: 0, mb: 0 }, sum), (Unit { cell: 1, mb: 0 }, sum)],
+            losses: vec![(Leaf { cell: 0, mb: 0 }, sum), (Leaf { cell: 1, mb: 0 }, sum)],
             squares: vec![(0, 0, 0, vec![4.0])],
         }
     }
 
     fn grid() -> Grid {
-        Grid { dp: 2, tp: 1, microbatch: 1, microbatches: 1 }
+        Grid { dp: 2, cp: 1, tp: 1, microbatch: 1, microbatches: 1 }
     }
 
     fn one_tensor() -> Vec<Tensor> {
@@ -199,7 +202,7 @@ mod tests {
     }
 
     #[test]
-    fn every_unit_and_chunk_is_counted_once() {
+    fn every_leaf_and_chunk_is_counted_once() {
         let good = tally(&[ballot()], &grid(), &one_tensor()).unwrap();
         assert_eq!((good.loss.nats, good.loss.tokens, good.squares, good.stop), (3.0, 6, 4.0, true));
         let twice = tally(&[ballot(), ballot()], &grid(), &one_tensor()).unwrap_err();

@@ -5,7 +5,7 @@ use spec::{Model, Run, Unit};
 
 use crate::exec::Executor;
 use crate::state::ChunkState;
-use program::TOKEN_BLOCK;
+use program::instr::block_rows;
 
 /// A whole tensor without padding rows, row-major.
 #[derive(Debug, Clone)]
@@ -59,9 +59,10 @@ pub fn put_logits(run: &Run, executor: &Executor, captured: Vec<Captured>, all: 
     let (place, vocab) = (&executor.place, run.model.vocab);
     for (unit, block, i, values) in captured {
         let (first, valid) = place.vocab_part(i);
-        let first_row = run.grid.sequences(unit).start * place.seq + block * TOKEN_BLOCK;
-        for (row, values) in values.chunks_exact(place.vocab_cell).enumerate() {
-            let at = (first_row + row) * vocab + first as usize;
+        for (row, values) in block_rows(place.rows_lane(), block).zip(values.chunks_exact(place.vocab_cell)) {
+            let (cell, whole_row) = place.whole_row(unit, row);
+            let first_row = run.grid.sequences(Unit { cell, ..unit }).start * place.seq;
+            let at = (first_row + whole_row) * vocab + first as usize;
             all[at..at + valid].copy_from_slice(&values[..valid]);
         }
     }

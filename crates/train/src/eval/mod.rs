@@ -102,7 +102,7 @@ fn gradients(executor: &mut Executor, batch: &Batch) -> Result<Decision, TrainEr
     let program = program::lower(run, executor.place.rank, Mode::Train);
     for instr in &program.instrs {
         match (instr.op, instr.unit) {
-            (Op::Load, Some(unit)) => executor.put_tokens(unit, batch.tokens(run.grid.sequences(unit))),
+            (Op::Load, Some(unit)) => executor.load(unit, &|unit| batch.tokens(run.grid.sequences(unit))),
             (Op::Vote, _) => break,
             _ => executor.instruction(instr, Mode::Train)?,
         }

@@ -10,12 +10,12 @@ use crate::error::TrainError;
 use crate::vote::{self, Ballot};
 
 impl Executor<'_> {
-    /// What this rank speaks for: every unit's loss and every state chunk's gradient has one speaker.
+    /// What this rank speaks for: every leaf's loss and every state chunk's gradient has one speaker.
     pub(super) fn fill_ballot(&self, mode: Mode) -> Ballot {
         let mut ballot = Ballot { stop: self.stop.load(Ordering::Relaxed), ..Ballot::default() };
         if self.place.at.tp == 0 {
-            ballot.losses = self.memory.losses.iter().map(|(unit, sum)| (*unit, *sum)).collect();
-            ballot.losses.sort_unstable_by_key(|(unit, _)| *unit);
+            ballot.losses = self.memory.losses.iter().map(|(leaf, sum)| (*leaf, *sum)).collect();
+            ballot.losses.sort_unstable_by_key(|(leaf, _)| *leaf);
         }
         if mode == Mode::Eval {
             return ballot;

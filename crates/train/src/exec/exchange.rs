@@ -19,6 +19,7 @@ impl Executor<'_> {
         value: Value,
         axis: Axis,
     ) -> Result<(), TrainError> {
+        let lanes = instr.unit.map_or(0, |unit| self.place.lanes(unit).len());
         let Memory { pool, regs, .. } = &mut self.memory;
         match value {
             Value::Rows => {
@@ -26,7 +27,7 @@ impl Executor<'_> {
                 regs.rows = Some(if self.comm.tp.len() == 1 {
                     local
                 } else {
-                    let full = self.comm.gather_rows(pool, &local)?;
+                    let full = self.comm.gather_rows(pool, lanes, &local)?;
                     pool.give(local);
                     full
                 });
@@ -34,7 +35,7 @@ impl Executor<'_> {
             Value::GradRows => {
                 if self.comm.tp.len() > 1 {
                     let local = need(&mut regs.grad, "grad")?;
-                    regs.grad_rows = Some(self.comm.gather_rows(pool, &local)?);
+                    regs.grad_rows = Some(self.comm.gather_rows(pool, lanes, &local)?);
                     regs.grad = Some(local);
                 }
             }
@@ -43,7 +44,7 @@ impl Executor<'_> {
                 // The embedding opens the forward of chunk 0: no layer has left its stream yet.
                 let embed = value == Value::Partial && instr.chunk == 0 && !self.memory.begun(0, unit_of(instr)?);
                 let Memory { pool, regs, .. } = &mut self.memory;
-                regs.reduced = Some(self.comm.scatter_partials(pool, partials, embed)?);
+                regs.reduced = Some(self.comm.scatter_partials(pool, lanes, partials, embed)?);
             }
             Value::Stats => self.gather_stats()?,
             Value::NormGrads => self.norm_grads(instr)?,
@@ -99,7 +100,8 @@ impl Executor<'_> {
                 let forward = value == Value::Activation;
                 let sender = if forward { instr.chunk.checked_sub(1) } else { Some(instr.chunk + 1) };
                 let sender = sender.ok_or_else(|| TrainError::Internal("chunk 0 receives no activation".into()))?;
-                let mut buffer = self.memory.pool.take(self.place.rows_local() * self.place.hidden);
+                let rows = self.place.lanes(unit_of(instr)?).len() * self.place.rows_lane_local();
+                let mut buffer = self.memory.pool.take(rows * self.place.hidden);
                 self.comm.recv(value, sender, from, &mut buffer)?;
                 *(if forward { &mut self.memory.regs.x } else { &mut self.memory.regs.grad }) = Some(buffer);
             }

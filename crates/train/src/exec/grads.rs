@@ -11,11 +11,14 @@ use crate::mutant::{self, Mutant};
 use crate::segments;
 
 impl Executor<'_> {
-    /// Norm gradients of one unit: summed over the slices, then onto the accumulators.
+    /// Norm gradients of one unit: those of each lane summed over its slices, then onto the lane's accumulators.
     pub(super) fn norm_grads(&mut self, instr: &Instr) -> Result<(), TrainError> {
+        let unit = unit_of(instr)?;
+        let lanes = self.place.lanes(unit).len();
         let state = self.chunks.get_mut(&instr.chunk).ok_or_else(|| unhosted(instr))?;
-        state.open_cell(unit_of(instr)?.cell);
-        let (places, len) = segments::norm_layout(state);
+        state.open_cell(unit.cell, lanes);
+        let (places, of_lane) = segments::norm_layout(state);
+        let len = lanes * of_lane;
         let leaves = std::mem::take(&mut self.memory.regs.norm_leaves);
         let mut sum = Counter::new(self.place.grid_tp);
         for (cell, leaf) in self.place.cells.clone().zip(leaves) {
@@ -37,22 +40,24 @@ impl Executor<'_> {
         };
         for ((layer, role), at) in places {
             let to = state.held(layer, role).at.clone();
-            kernels::add_assign(self.ctx, &mut state.grads[to], &total[at]);
+            for (grads, total) in state.grads.iter_mut().zip(total.chunks_exact(of_lane)) {
+                kernels::add_assign(self.ctx, &mut grads[to.clone()], &total[at.clone()]);
+            }
         }
         self.counts.units += 1;
         Ok(())
     }
 
-    /// Gradients of a chunk over the data cells.
+    /// Gradients of a chunk over the cells.
     pub(super) fn grads(&mut self, instr: &Instr, exchange: Exchange) -> Result<(), TrainError> {
         let state = self.chunks.get_mut(&instr.chunk).ok_or_else(|| unhosted(instr))?;
-        let mut nodes = state.take_closed(self.run.grid.dp);
+        let mut nodes = state.take_closed(self.run.grid.leaves());
         let group = &self.comm.dp;
         if group.len() == 1 {
             state.total = nodes.pop().map(|(_, data)| data).ok_or_else(|| unhosted(instr))?;
         } else {
             let cells = self.run.layout.cells.clone();
-            let mut plan = ReducePlan { leaves: self.run.grid.dp, cells, parts: state.parts.clone() };
+            let mut plan = ReducePlan { leaves: self.run.grid.leaves(), cells, parts: state.parts.clone() };
             let mut mine: Vec<_> = nodes.iter().map(|(node, data)| (node.clone(), data.as_slice())).collect();
             mutant::leaves(self.mutant, &mut plan, &mut mine, self.place.at.dp);
             let mut total = state.buffer();

@@ -12,7 +12,7 @@ use std::time::{Duration, Instant};
 use kernels::{Ctx, RopeTable};
 use program::{Instr, Mode, Op, Pass, Program, Segment};
 use spec::tensors::Tensor;
-use spec::{Run, Unit};
+use spec::{Leaf, Run, Unit};
 
 use crate::buffers::{Memory, Tokens};
 use crate::comm::Comm;
@@ -108,7 +108,8 @@ impl<'a> Executor<'a> {
         }
     }
 
-    /// Runs `program` once; `load` brings the tokens of a unit. `step` (from 1) sets the learning rate.
+    /// Runs `program` once; `load` brings the whole sequences of a microbatch of a data cell. `step` (from 1) sets the
+    /// learning rate.
     ///
     /// # Errors
     /// What the fabric reports, or a program that cannot be run.
@@ -124,10 +125,7 @@ impl<'a> Executor<'a> {
         for instr in &program.instrs {
             let began = Instant::now();
             match instr.op {
-                Op::Load => {
-                    let unit = unit_of(instr)?;
-                    self.put_tokens(unit, load(unit));
-                }
+                Op::Load => self.load(unit_of(instr)?, load),
                 _ => self.instruction(instr, mode)?,
             }
             let exchange = matches!(instr.op, Op::Collective { .. } | Op::Send { .. } | Op::Recv { .. });
@@ -149,7 +147,7 @@ impl<'a> Executor<'a> {
         Ok(outcome)
     }
 
-    /// Runs one instruction; tokens come from [`Executor::put_tokens`].
+    /// Runs one instruction; tokens come from [`Executor::load`].
     pub(crate) fn instruction(&mut self, instr: &Instr, mode: Mode) -> Result<(), TrainError> {
         if let Some(unit) = instr.unit {
             self.memory.turn_to(instr.chunk, unit);
@@ -162,8 +160,9 @@ impl<'a> Executor<'a> {
             Op::Recv { value, from, .. } => self.recv(instr, value, from)?,
             Op::CloseCell { cell } => {
                 let ctx = self.ctx;
+                let leaves: Vec<usize> = self.place.leaves(Unit { cell, mb: 0 }).collect();
                 let state = self.chunks.get_mut(&instr.chunk).ok_or_else(|| unhosted(instr))?;
-                state.close_cell(cell, |left, right| kernels::add_assign(ctx, left, right));
+                state.close_cell(cell, leaves.into_iter(), |left, right| kernels::add_assign(ctx, left, right));
             }
             Op::Vote => {
                 let mut tally = self.tally(mode)?;
@@ -184,8 +183,18 @@ impl<'a> Executor<'a> {
         Ok(())
     }
 
-    /// Gives the tokens of a unit for the instructions that follow.
-    pub(crate) fn put_tokens(&mut self, unit: Unit, tokens: Tokens) {
+    /// Takes in the hosted lanes of a unit for the instructions that follow; `load` as in [`Executor::run`].
+    pub(crate) fn load(&mut self, unit: Unit, load: &dyn Fn(Unit) -> Tokens) {
+        let lanes = self.place.lanes(unit);
+        let mut tokens = Tokens::default();
+        for cell in lanes.cells.clone() {
+            let whole = load(Unit { cell, ..unit });
+            for context in lanes.contexts.clone() {
+                for rows in self.place.rows_of_context(context) {
+                    tokens.extend(&whole, rows);
+                }
+            }
+        }
         self.memory.tokens.insert(unit, tokens);
     }
 
@@ -193,7 +202,9 @@ impl<'a> Executor<'a> {
     pub(crate) fn forget(&mut self, unit: Unit) {
         self.memory.saved.retain(|(_, kept), _| *kept != unit);
         self.memory.tokens.remove(&unit);
-        self.memory.losses.remove(&unit);
+        for cell in self.place.leaves(unit) {
+            self.memory.losses.remove(&Leaf { cell, mb: unit.mb });
+        }
     }
 
     fn compute(&mut self, mode: Mode, instr: &Instr, pass: Pass, segment: Segment) -> Result<(), TrainError> {
@@ -202,13 +213,15 @@ impl<'a> Executor<'a> {
             ctx: self.ctx,
             model: &self.run.model,
             place: &self.place,
+            lanes: self.place.lanes(unit),
             rope: &self.rope,
             mode,
             mutant: self.mutant,
         };
         let state = self.chunks.get_mut(&instr.chunk).ok_or_else(|| unhosted(instr))?;
-        if mode == Mode::Train {
-            state.open_cell(unit.cell);
+        // What adds to weight gradients finds the accumulators of the unit's lanes.
+        if mode == Mode::Train && (pass == Pass::Backward || matches!(segment, Segment::Loss(_))) {
+            state.open_cell(unit.cell, env.lanes.len());
         }
         segments::run(&env, state, &mut self.memory, unit, pass, segment)?;
         if let (Some(capture), Segment::Logits(block)) = (&mut self.capture, segment) {

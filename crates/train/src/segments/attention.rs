@@ -14,8 +14,8 @@ use crate::state::ChunkState;
 fn shape(env: &Env) -> AttnShape {
     let place = env.place;
     AttnShape {
-        batch: place.batch,
-        seq: place.seq,
+        batch: env.lanes.len() * place.batch,
+        seq: place.seq_lane,
         heads: place.heads_cell * place.num_cells(),
         kv_heads: place.kv_heads_cell * place.num_cells(),
         head_dim: place.head_dim,
@@ -24,7 +24,7 @@ fn shape(env: &Env) -> AttnShape {
 
 /// Partial outputs, one leaf per hosted cell.
 pub fn forward(env: &Env, chunk: &ChunkState, memory: &mut Memory, unit: Unit, layer: usize) -> Result<(), TrainError> {
-    let (place, rows, ctx) = (env.place, env.place.rows(), env.ctx);
+    let (place, rows, ctx) = (env.place, env.rows(), env.ctx);
     let (hidden, shape) = (place.hidden, shape(env));
     let key = (chunk.chunk, unit);
     let mut kept = memory.saved.entry(key).or_default().layers.remove(&layer).unwrap_or_default();
@@ -82,7 +82,7 @@ pub fn backward(
     unit: Unit,
     layer: usize,
 ) -> Result<(), TrainError> {
-    let (place, rows, ctx) = (env.place, env.place.rows(), env.ctx);
+    let (place, rows, ctx) = (env.place, env.rows(), env.ctx);
     let (hidden, shape) = (place.hidden, shape(env));
     let key = (chunk.chunk, unit);
     let mut kept = memory.saved.entry(key).or_default().layers.remove(&layer).unwrap_or_default();
@@ -95,7 +95,7 @@ pub fn backward(
     for i in 0..place.num_cells() {
         let cols = place.cell_cols(i, cell);
         let o = Mat::new(&kept.o, rows, place.q_width()).cols_range(cols.clone());
-        weight_grad(ctx, dy, o, &mut chunk.grads[output.slice(i)]);
+        weight_grad(env, dy, o, &mut chunk.grads, output.slice(i));
         let w = Mat::new(chunk.param_slice(layer, Role::O, i), hidden, cell);
         let out = MatMut::new(&mut d_o, rows, place.q_width()).cols_range(cols);
         kernels::product(ctx, dy, w, out, Acc::Store);
@@ -130,7 +130,7 @@ pub fn backward(
     let uses = [(Role::Q, &dq, place.q_width()), (Role::K, &dk, place.kv_width()), (Role::V, &dv, place.kv_width())];
     for (role, d, width) in uses {
         let at = chunk.grad_range(layer, role);
-        weight_grad(ctx, Mat::new(d, rows, width), n, &mut chunk.grads[at]);
+        weight_grad(env, Mat::new(d, rows, width), n, &mut chunk.grads, at);
     }
     let chunk = &*chunk;
     let sums = partials(env, memory, rows * hidden, |_, i, out| {
@@ -151,7 +151,7 @@ pub fn backward(
     Ok(())
 }
 
-/// Gradients through QK-norm. The leaf of its weights is a tensor cell's heads over all rows.
+/// Gradients through QK-norm. The leaf of its weights is a tensor cell's heads over all rows of a lane.
 fn norm_heads_backward(
     env: &Env,
     chunk: &ChunkState,
@@ -167,9 +167,9 @@ fn norm_heads_backward(
     let mut out = [Vec::new(), Vec::new()];
     for (n, ((raw, inv), dy)) in raw.into_iter().zip(inv).zip(grads).enumerate() {
         let role = [Role::QNorm, Role::KNorm][n];
-        for i in 0..place.num_cells() {
-            let rows = head_rows(place.rows(), heads[n], place.num_cells(), i);
-            store_norm_leaf(chunk, memory, place.num_cells(), i, layer, role, |dw| {
+        for (lane, i) in env.lane_cells() {
+            let rows = head_rows(env.lane_rows(lane), heads[n], place.num_cells(), i);
+            store_norm_leaf(env, chunk, memory, (lane, i), (layer, role), |dw| {
                 kernels::rms_norm_weight_grad(env.ctx, &raw, &inv, &dy, dim, &rows, dw);
             });
         }
@@ -182,11 +182,10 @@ fn norm_heads_backward(
 }
 
 /// The (token, head) rows of hosted cell `i`, tokens ascending.
-fn head_rows(rows: usize, heads_cell: usize, cells: usize, i: usize) -> Vec<Range<usize>> {
-    (0..rows)
-        .map(|row| {
-            let first = (row * cells + i) * heads_cell;
-            first..first + heads_cell
-        })
-        .collect()
+fn head_rows(rows: Range<usize>, heads_cell: usize, cells: usize, i: usize) -> Vec<Range<usize>> {
+    rows.map(|row| {
+        let first = (row * cells + i) * heads_cell;
+        first..first + heads_cell
+    })
+    .collect()
 }

@@ -11,7 +11,7 @@ use crate::state::ChunkState;
 /// Leaves one partial per rank: at most one rank of the tensor group has a row that is not zero.
 pub fn forward(env: &Env, chunk: &ChunkState, memory: &mut Memory, unit: Unit) -> Result<(), TrainError> {
     let place = env.place;
-    let mut out = memory.pool.take(place.rows() * place.hidden);
+    let mut out = memory.pool.take(env.rows() * place.hidden);
     let first = (place.cells.start * place.vocab_cell) as u32;
     let ids = &memory.tokens[&unit].ids;
     kernels::embed(env.ctx, ids, chunk.param(0, Role::Embed), place.hidden, first, &mut out);
@@ -19,14 +19,18 @@ pub fn forward(env: &Env, chunk: &ChunkState, memory: &mut Memory, unit: Unit) -
     Ok(())
 }
 
-/// Adds the rows' gradients to the accumulator of the input use, rows ascending.
+/// Adds the rows' gradients to the accumulators of the input use, rows of a lane ascending.
 pub fn backward(env: &Env, chunk: &mut ChunkState, memory: &mut Memory, unit: Unit) -> Result<(), TrainError> {
     let place = env.place;
     let grad = grad_rows(memory)?;
     let first = (place.cells.start * place.vocab_cell) as u32;
     let at = chunk.grad_range(0, Role::Embed);
     let ids = &memory.tokens[&unit].ids;
-    kernels::embed_backward(env.ctx, ids, &grad.rows, place.hidden, first, &mut chunk.grads[at]);
+    for (lane, grads) in chunk.grads.iter_mut().enumerate() {
+        let rows = env.lane_rows(lane);
+        let dx = &grad.rows[rows.start * place.hidden..rows.end * place.hidden];
+        kernels::embed_backward(env.ctx, &ids[rows], dx, place.hidden, first, &mut grads[at.clone()]);
+    }
     grad.release(memory);
     // Nothing lies before the embedding.
     if let Some(spent) = memory.regs.grad.take() {

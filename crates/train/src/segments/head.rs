@@ -3,29 +3,32 @@
 use std::ops::Range;
 
 use kernels::{Acc, Mat, MatMut, XentTotal};
-use program::instr::{Mode, TOKEN_BLOCK};
-use spec::Unit;
+use program::instr::{Mode, block_rows};
 use spec::tensors::Role;
 use spec::tree::Counter;
+use spec::{Leaf, Unit};
 
-use super::{Env, need, weight_grad};
+use super::{Env, add_weight_grad, need};
 use crate::buffers::Memory;
 use crate::error::TrainError;
 use crate::mutant::{Mutant, rotated};
 use crate::state::ChunkState;
 
-fn rows_of(env: &Env, block: usize) -> Range<usize> {
-    block * TOKEN_BLOCK..((block + 1) * TOKEN_BLOCK).min(env.place.rows())
+/// The rows of a block, and the lane that they belong to.
+fn rows_of(env: &Env, block: usize) -> (Range<usize>, usize) {
+    let rows = block_rows(env.place.rows_lane(), block);
+    let lane = rows.start / env.place.rows_lane();
+    (rows, lane)
 }
 
 /// Logits of the block, a buffer per hosted cell, and their softmax statistics, by cell and then row.
 pub fn logits(env: &Env, chunk: &ChunkState, memory: &mut Memory, unit: Unit, block: usize) -> Result<(), TrainError> {
-    let (place, rows) = (env.place, rows_of(env, block));
+    let (place, (rows, _)) = (env.place, rows_of(env, block));
     let saved = memory.saved.entry((chunk.chunk, unit)).or_default();
     if let Some(gathered) = memory.regs.rows.take() {
         saved.n_head = gathered;
     }
-    let n = Mat::new(&saved.n_head, place.rows(), place.hidden).rows_range(rows.clone());
+    let n = Mat::new(&saved.n_head, env.rows(), place.hidden).rows_range(rows.clone());
     let targets = &memory.tokens[&unit].targets[rows.clone()];
     memory.regs.stats.clear();
     memory.regs.logits.clear();
@@ -50,7 +53,7 @@ pub fn loss(
     unit: Unit,
     block: usize,
 ) -> Result<(), TrainError> {
-    let rows = rows_of(env, block);
+    let (rows, lane) = rows_of(env, block);
     let stats = std::mem::take(&mut memory.regs.stats);
     let cells = env.place.grid_tp;
     if stats.len() != cells * rows.len() {
@@ -65,7 +68,9 @@ pub fn loss(
         })
         .collect();
     let tokens = &memory.tokens[&unit];
-    let sum = memory.losses.entry(unit).or_default();
+    let (cell, context) = env.lanes.iter().nth(lane).expect("a block lies in a lane");
+    let leaf = Leaf { cell: env.place.leaf(cell, context), mb: unit.mb };
+    let sum = memory.losses.entry(leaf).or_default();
     let all = env.mutant == Some(Mutant::PaddingCounted);
     for (total, row) in totals.iter().zip(rows.clone()).filter(|(_, row)| all || tokens.targets[*row] != data::IGNORE) {
         sum.nats += f64::from(total.loss());
@@ -79,7 +84,7 @@ pub fn loss(
     for spent in std::mem::take(&mut memory.regs.logits) {
         memory.pool.give(spent);
     }
-    let last = rows.end == env.place.rows();
+    let last = rows.end == env.rows();
     if last && env.mode == Mode::Train {
         memory.regs.partials = Some(std::mem::take(&mut memory.regs.head_partials));
         let spent = std::mem::take(&mut memory.saved.entry((chunk.chunk, unit)).or_default().n_head);
@@ -92,9 +97,9 @@ pub fn loss(
 }
 
 /// Softmax minus one-hot (not yet divided by the tokens of the step), into the output
-/// projection's accumulator and into the partial gradients of the rows.
+/// projection's accumulator of the lane and into the partial gradients of the rows.
 fn gradient(env: &Env, chunk: &mut ChunkState, memory: &mut Memory, unit: Unit, block: usize, totals: &[XentTotal]) {
-    let (place, rows, ctx) = (env.place, rows_of(env, block), env.ctx);
+    let (place, (rows, lane), ctx) = (env.place, rows_of(env, block), env.ctx);
     let (hidden, width) = (place.hidden, place.vocab_cell);
     let mut sum = Counter::new(place.grid_tp);
     let mut logits = std::mem::take(&mut memory.regs.logits);
@@ -106,9 +111,9 @@ fn gradient(env: &Env, chunk: &mut ChunkState, memory: &mut Memory, unit: Unit, 
         kernels::xent_grad(ctx, &mut logits[i], width, valid, first, targets, totals);
         let d = Mat::new(&logits[i], rows.len(), width);
         let n = &memory.saved[&(chunk.chunk, unit)].n_head;
-        let n = Mat::new(n, place.rows(), hidden).rows_range(rows.clone());
+        let n = Mat::new(n, env.rows(), hidden).rows_range(rows.clone());
         let at = use_at.start + i * width * hidden;
-        weight_grad(ctx, d, n, &mut chunk.grads[at..at + width * hidden]);
+        add_weight_grad(ctx, d, n, &mut chunk.grads[lane][at..at + width * hidden]);
         let mut out = memory.pool.take(rows.len() * hidden);
         let w = Mat::new(chunk.param_slice(0, chunk.head_role(), i), width, hidden);
         kernels::product(ctx, d, w, MatMut::new(&mut out, rows.len(), hidden), Acc::Store);
@@ -119,7 +124,7 @@ fn gradient(env: &Env, chunk: &mut ChunkState, memory: &mut Memory, unit: Unit, 
     memory.regs.logits = logits;
     let nodes = sum.into_nodes();
     if memory.regs.head_partials.is_empty() {
-        let len = place.rows() * hidden;
+        let len = env.rows() * hidden;
         memory.regs.head_partials = nodes.iter().map(|(node, _)| (node.clone(), memory.pool.take(len))).collect();
     }
     for ((_, whole), (_, part)) in memory.regs.head_partials.iter_mut().zip(nodes) {

@@ -20,7 +20,7 @@ fn put_back(memory: &mut Memory, chunk: usize, unit: Unit, layer: usize, kept: L
 
 /// Partial outputs, one leaf per hosted cell.
 pub fn forward(env: &Env, chunk: &ChunkState, memory: &mut Memory, unit: Unit, layer: usize) -> Result<(), TrainError> {
-    let (place, rows) = (env.place, env.place.rows());
+    let (place, rows) = (env.place, env.rows());
     let (hidden, width, cell) = (place.hidden, place.ffn_width(), place.ffn_cell);
     let mut kept = layer_of(memory, chunk.chunk, unit, layer);
     kept.n_mlp = need(&mut memory.regs.rows, "rows")?;
@@ -49,7 +49,7 @@ pub fn backward(
     unit: Unit,
     layer: usize,
 ) -> Result<(), TrainError> {
-    let (place, rows, ctx) = (env.place, env.place.rows(), env.ctx);
+    let (place, rows, ctx) = (env.place, env.rows(), env.ctx);
     let (hidden, width, cell) = (place.hidden, place.ffn_width(), place.ffn_cell);
     let mut kept = layer_of(memory, chunk.chunk, unit, layer);
     let grad = grad_rows(memory)?;
@@ -61,7 +61,7 @@ pub fn backward(
     let down = chunk.held(layer, Role::Down).clone();
     for i in 0..place.num_cells() {
         let a = Mat::new(&act, rows, width).cols_range(place.cell_cols(i, cell));
-        weight_grad(ctx, dy, a, &mut chunk.grads[down.slice(i)]);
+        weight_grad(env, dy, a, &mut chunk.grads, down.slice(i));
     }
     let mut d_act = act;
     for i in 0..place.num_cells() {
@@ -75,7 +75,7 @@ pub fn backward(
     let n = Mat::new(&kept.n_mlp, rows, hidden);
     for (role, d) in [(Role::Gate, &d_gate), (Role::Up, &d_up)] {
         let at = chunk.grad_range(layer, role);
-        weight_grad(ctx, Mat::new(d, rows, width), n, &mut chunk.grads[at]);
+        weight_grad(env, Mat::new(d, rows, width), n, &mut chunk.grads, at);
     }
     let chunk = &*chunk;
     let sums = partials(env, memory, rows * hidden, |_, i, out| {

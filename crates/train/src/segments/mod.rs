@@ -4,6 +4,7 @@
 //! Row-parallel products (output and down projections, input gradients of column-parallel
 //! ones) are leaves of the sum over tensor cells: one product per hosted cell, pushed onto
 //! the tree. Everything else is free of the cells: hosted cells stand side by side.
+//! Weight gradients go lane by lane, each into its own accumulator.
 
 mod attention;
 mod embed;
@@ -11,12 +12,14 @@ mod head;
 mod mlp;
 mod norm;
 
+use std::ops::Range;
+
 pub use head::keep_input;
 use kernels::{Acc, Ctx, Mat, MatMut, RopeTable};
 use program::instr::{Mode, Pass, Segment};
 use spec::tensors::Role;
 use spec::tree::Counter;
-use spec::{Model, Unit};
+use spec::{Lanes, Model, Unit};
 
 use crate::buffers::{Memory, Partials};
 use crate::error::TrainError;
@@ -32,12 +35,38 @@ pub struct Env<'a> {
     pub model: &'a Model,
     /// What this rank hosts.
     pub place: &'a Place,
+    /// Its lanes of the unit.
+    pub lanes: Lanes,
     /// Rotary angles.
     pub rope: &'a RopeTable,
     /// Whether gradients are wanted.
     pub mode: Mode,
     /// A deliberate fault.
     pub mutant: Option<Mutant>,
+}
+
+impl Env<'_> {
+    /// Rows of the unit.
+    pub fn rows(&self) -> usize {
+        self.lanes.len() * self.place.rows_lane()
+    }
+
+    /// Rows of the unit in the hosted sequence slices.
+    pub fn rows_local(&self) -> usize {
+        self.lanes.len() * self.place.rows_lane_local()
+    }
+
+    /// The rows of lane number `lane`.
+    fn lane_rows(&self, lane: usize) -> Range<usize> {
+        let rows = self.place.rows_lane();
+        lane * rows..(lane + 1) * rows
+    }
+
+    /// Every pair of a lane and a hosted tensor cell.
+    fn lane_cells(&self) -> impl Iterator<Item = (usize, usize)> + use<> {
+        let cells = self.place.num_cells();
+        (0..self.lanes.len()).flat_map(move |lane| (0..cells).map(move |i| (lane, i)))
+    }
 }
 
 /// Runs one segment of `unit` on `chunk`.
@@ -87,8 +116,16 @@ fn linear(ctx: &Ctx, x: &[f32], rows: usize, w: &[f32], inner: usize, y: &mut [f
     kernels::product(ctx, x, w.t(), MatMut::new(y, rows, out), Acc::Store);
 }
 
-/// dw += dy^T x for a weight stored [out, in].
-fn weight_grad(ctx: &Ctx, dy: Mat, x: Mat, dw: &mut [f32]) {
+/// dw += dy^T x for a weight stored [out, in] whose accumulator stands at `at`, lane by lane; dy, x: all rows.
+fn weight_grad(env: &Env, dy: Mat, x: Mat, grads: &mut [Vec<f32>], at: Range<usize>) {
+    for (lane, grads) in grads.iter_mut().enumerate() {
+        let rows = env.lane_rows(lane);
+        add_weight_grad(env.ctx, dy.rows_range(rows.clone()), x.rows_range(rows), &mut grads[at.clone()]);
+    }
+}
+
+/// dw += dy^T x for the rows of one lane, or some of them.
+fn add_weight_grad(ctx: &Ctx, dy: Mat, x: Mat, dw: &mut [f32]) {
     let (out, inner) = (dy.cols, x.cols);
     kernels::product(ctx, dy.t(), x, MatMut::new(dw, out, inner), Acc::Add);
 }
@@ -137,7 +174,7 @@ impl GradRows {
 }
 
 /// Where each (layer, role) stands in a vector of all norms of a chunk.
-pub type NormPlaces = Vec<((usize, Role), std::ops::Range<usize>)>;
+pub type NormPlaces = Vec<((usize, Role), Range<usize>)>;
 
 /// The places of the norm tensors of a chunk, and the length of the vector of all of them.
 pub fn norm_layout(chunk: &ChunkState) -> (NormPlaces, usize) {
@@ -154,23 +191,23 @@ pub fn norm_layout(chunk: &ChunkState) -> (NormPlaces, usize) {
     (all, at)
 }
 
-/// Stores a norm gradient of hosted cell `i` into its leaf vector.
+/// Stores the norm gradient of a lane and hosted tensor cell into its place in the cell's leaf vector.
 fn store_norm_leaf(
+    env: &Env,
     chunk: &ChunkState,
     memory: &mut Memory,
-    cells: usize,
-    i: usize,
-    layer: usize,
-    role: Role,
+    (lane, i): (usize, usize),
+    norm: (usize, Role),
     fill: impl FnOnce(&mut [f32]),
 ) {
     let (places, len) = norm_layout(chunk);
-    let at = places.into_iter().find(|(key, _)| *key == (layer, role)).expect("a chunk lays out its norms").1;
+    let at = places.into_iter().find(|(key, _)| *key == norm).expect("a chunk lays out its norms").1;
+    let (lanes, cells) = (env.lanes.len(), env.place.num_cells());
     let leaves = &mut memory.regs.norm_leaves;
     if leaves.len() != cells {
         leaves.clear();
         leaves.resize_with(cells, Vec::new);
     }
-    leaves[i].resize(len, 0.0);
-    fill(&mut leaves[i][at]);
+    leaves[i].resize(lanes * len, 0.0);
+    fill(&mut leaves[i][lane * len + at.start..lane * len + at.end]);
 }

@@ -12,12 +12,12 @@ use crate::state::ChunkState;
 /// y = norm(x) w; gives (y, 1/rms).
 fn forward(env: &Env, chunk: &ChunkState, memory: &mut Memory, x: &[f32], layer: usize, role: Role) -> [Vec<f32>; 2] {
     let mut y = memory.pool.take(x.len());
-    let mut inv = memory.pool.take(env.place.rows_local());
+    let mut inv = memory.pool.take(env.rows_local());
     kernels::rms_norm(env.ctx, x, chunk.param(layer, role), env.model.norm_eps, &mut y, &mut inv);
     [y, inv]
 }
 
-/// The weight's gradient, a leaf per hosted slice, then the input's into `grad`.
+/// The weight's gradient, a leaf per lane and hosted slice, then the input's into `grad`.
 #[allow(clippy::too_many_arguments)] // a norm is its operands
 fn backward(
     env: &Env,
@@ -30,10 +30,9 @@ fn backward(
     grad: &mut [f32],
     acc: Acc,
 ) {
-    let cells = env.place.num_cells();
-    for i in 0..cells {
-        let rows = env.place.cell_rows(i);
-        store_norm_leaf(chunk, memory, cells, i, layer, role, |dw| {
+    for (lane, i) in env.lane_cells() {
+        let rows = env.place.cell_rows(lane, i);
+        store_norm_leaf(env, chunk, memory, (lane, i), (layer, role), |dw| {
             kernels::rms_norm_weight_grad(env.ctx, x, inv, dy, env.place.hidden, &rows, dw);
         });
     }
