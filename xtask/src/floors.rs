@@ -16,6 +16,7 @@ const FLOORS: &[(&str, u32)] = &[
     ("fabric", 1),
     ("data", 1),
     ("checkpoint", 2),
+    ("observe", 2),
     ("train", 3),
     ("cli", 4),
 ];

@@ -87,6 +87,7 @@ fn one(name: &'static str, run: Run, folder: PathBuf) -> Result<Ran, TrainError>
         folder,
         resume: false,
         digest_every,
+        profile: None,
         stop: Arc::new(AtomicBool::new(false)),
         program: own_binary()?,
     };

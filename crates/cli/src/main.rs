@@ -5,6 +5,7 @@ mod ckpt;
 mod data_cmd;
 mod demo;
 mod eval;
+mod profile_table;
 mod show;
 mod train_cmd;
 

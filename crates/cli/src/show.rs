@@ -7,6 +7,8 @@ use events::Event;
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 use train::launch::Summary;
 
+use crate::profile_table;
+
 /// Writes to standard output. A closed pipe (`| head`) is no reason to stop training.
 pub fn line(text: &str) {
     let _ = writeln!(std::io::stdout(), "{text}");
@@ -137,9 +139,10 @@ fn text(event: &Event) -> Option<String> {
             let lines: Vec<_> = hashes.iter().map(|(name, hash)| format!("hash {step} {name} {hash}")).collect();
             lines.join("\n")
         }
+        Event::Profile(profile) => profile_table::lines(profile).join("\n"),
         Event::Failed { rank, reason, .. } => format!("rank {rank} failed: {reason}"),
         // The digest is the last line.
-        Event::Digest { .. } | Event::RankFinished(_) => return None,
+        Event::Digest { .. } | Event::RankFinished(_) | Event::SpansRecorded { .. } => return None,
     })
 }
 

@@ -7,7 +7,7 @@ use std::time::SystemTime;
 
 use kernels::Simd;
 use train::TrainError;
-use train::launch::{self, Request};
+use train::launch::{self, Request, Window};
 use train::rank::Ended;
 
 use crate::RunArgs;
@@ -35,6 +35,15 @@ pub struct Args {
     /// Instruction path of the kernels: scalar, avx2, avx512; the bits are the same [default: the widest there is]
     #[arg(long)]
     simd: Option<String>,
+    /// Print where a step's time goes, and write a trace of all ranks to trace/trace.json in the run's folder.
+    #[arg(long)]
+    profile: bool,
+    /// With --profile: steps at the start of the run that do not count.
+    #[arg(long, value_name = "N", default_value_t = 3, requires = "profile")]
+    profile_warmup: u64,
+    /// With --profile: steps that count, at most.
+    #[arg(long, value_name = "N", default_value_t = 10, requires = "profile")]
+    profile_steps: u64,
     /// A deliberate fault, for proofs.
     #[arg(long, hide = true)]
     mutant: Option<String>,
@@ -75,6 +84,7 @@ pub fn run(args: &Args) -> Result<u8, TrainError> {
         folder,
         resume: args.resume,
         digest_every: args.digest_every,
+        profile: args.profile.then_some(Window { warmup: args.profile_warmup, steps: args.profile_steps }),
         stop,
         program: own_binary()?,
     };

@@ -2,7 +2,11 @@
 //!
 //! One JSON object per line, tagged by `kind`, with a schema version. Times are seconds.
 
+mod profile;
+
 use serde::{Deserialize, Serialize};
+
+pub use profile::{Profile, ProfileRow};
 
 /// Version of the objects below; raised when a reader would have to change.
 pub const SCHEMA: u32 = 1;
@@ -84,6 +88,17 @@ pub enum Event {
         /// Version of the numerics that made it.
         numerics_version: u32,
     },
+    /// A rank has written down when each of its instructions ran (`--profile`).
+    SpansRecorded {
+        /// The rank.
+        rank: usize,
+        /// Its file.
+        path: String,
+        /// Steps in it.
+        steps: u64,
+    },
+    /// Where the time of a step goes (`--profile`).
+    Profile(Profile),
     /// A rank ended its list.
     RankFinished(RankReport),
     /// A rank could not go on.

@@ -133,6 +133,11 @@ impl Endpoint {
         self.lock_counters().clone()
     }
 
+    /// Nanoseconds spent waiting for peers so far; back at zero with the counters.
+    pub fn waited_ns(&self) -> u64 {
+        self.lock_counters().rows.values().map(|count| count.waited_ns).sum()
+    }
+
     /// The counters so far; they start again at zero.
     pub fn take_counters(&self) -> Counters {
         std::mem::take(&mut *self.lock_counters())

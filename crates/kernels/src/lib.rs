@@ -9,6 +9,7 @@
 #![warn(missing_docs)]
 
 mod attention;
+mod bandwidth;
 mod ctx;
 mod elementwise;
 mod embed;
@@ -26,6 +27,7 @@ mod simd;
 mod xent;
 
 pub use attention::{AttnShape, attention, attention_backward};
+pub use bandwidth::measure_bandwidth;
 pub use ctx::Ctx;
 pub use elementwise::{add_assign, sum_squares, swiglu, swiglu_backward};
 pub use embed::{embed, embed_backward};

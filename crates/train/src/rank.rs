@@ -19,7 +19,8 @@ use crate::best::Best;
 use crate::buffers::{LossSum, Tokens};
 use crate::corpus::Corpus;
 use crate::error::TrainError;
-use crate::exec::{Executor, Outcome};
+use crate::exec::{Executor, Outcome, Recorder};
+use crate::launch::{Profiling, write_record};
 use crate::mutant::{self, Mutant};
 use crate::optim::learning_rate;
 use crate::persist;
@@ -51,6 +52,8 @@ pub struct Job {
     pub pins: Shares,
     /// Asks for a stop after the step under way.
     pub stop: Arc<AtomicBool>,
+    /// Which steps are profiled, if any.
+    pub profiling: Option<Profiling>,
     /// Validations before the resume.
     pub best: Best,
     /// A deliberate fault, that a proof must catch.
@@ -88,10 +91,13 @@ pub fn run(job: &Job, endpoint: Endpoint, sink: &dyn Fn(Event)) -> Result<Ended,
     } else if let Some(folder) = &job.run.from {
         executor.load_folder(&HfFolder::open(folder, &job.run.model)?)?;
     }
+    let train = program::lower(&job.run, rank, Mode::Train);
+    let recorder = |p: &Profiling| Recorder::new(rank, (p.last - p.first + 1) as usize, train.instrs.len());
+    executor.recorder = job.profiling.as_ref().map(recorder);
     let mut rank_run = RankRun {
         job,
         speaks: rank == 0,
-        train: program::lower(&job.run, rank, Mode::Train),
+        train,
         eval: program::lower(&job.run, rank, Mode::Eval),
         executor,
         sink,
@@ -100,6 +106,7 @@ pub fn run(job: &Job, endpoint: Endpoint, sink: &dyn Fn(Event)) -> Result<Ended,
         best: job.best,
     };
     let ended = rank_run.steps(done)?;
+    rank_run.hand_over_spans();
     rank_run.finish();
     Ok(ended)
 }
@@ -157,6 +164,9 @@ impl RankRun<'_> {
             }
             let stop = self.step(step)?;
             last = step;
+            if self.job.profiling.as_ref().is_some_and(|p| p.last == step) {
+                self.hand_over_spans();
+            }
             let due = |n: u64| n > 0 && step % n == 0;
             let better = (due(run.train.eval_every) || step == steps) && self.validate(step)?;
             if due(run.train.sample.every) {
@@ -194,7 +204,15 @@ impl RankRun<'_> {
             let loaded = tokens(sequences.map(|i| self.job.data.main.sequence(Split::Train, first + i as u64)));
             mutant::tokens(self.job.mutant, run.train.seq, loaded)
         };
+        let profiled = self.job.profiling.as_ref().is_some_and(|p| (p.first..=p.last).contains(&step));
+        let waited_ns = if profiled { self.executor.comm.endpoint.waited_ns() } else { 0 };
+        if let Some(recorder) = self.executor.recorder.as_mut().filter(|_| profiled) {
+            recorder.begin(step, began, waited_ns);
+        }
         let outcome = self.executor.run(&self.train, Mode::Train, step, &load)?;
+        if let Some(recorder) = &mut self.executor.recorder {
+            recorder.end(Instant::now());
+        }
         let Outcome::Step(decision) = outcome else {
             return Err(TrainError::Internal("a training program gave no decision".into()));
         };
@@ -219,6 +237,22 @@ impl RankRun<'_> {
             mfu: flops / (self.job.peak_gflops * 1e9),
         }));
         Ok(decision.stop)
+    }
+
+    /// Writes down what was recorded; the parent waits for it. From then on nothing is recorded.
+    fn hand_over_spans(&mut self) {
+        let (Some(recorder), Some(profiling)) = (self.executor.recorder.take(), &self.job.profiling) else { return };
+        let record = recorder.finish();
+        let (rank, steps) = (record.rank, record.steps.len() as u64);
+        if steps == 0 {
+            return;
+        }
+        let path = profiling.path(rank);
+        (self.sink)(match write_record(&record, &path) {
+            Ok(()) => Event::SpansRecorded { rank, path: path.display().to_string(), steps },
+            // A profile is no reason to stop training.
+            Err(e) => Event::Notice { text: format!("no profile of rank {rank}: {e}") },
+        });
     }
 
     /// Validates on every held-out set; true if the first was the best so far, which all ranks see alike.

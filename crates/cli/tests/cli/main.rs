@@ -10,4 +10,5 @@ mod megatron;
 mod orphans;
 mod output;
 mod pin;
+mod profile;
 mod signals;

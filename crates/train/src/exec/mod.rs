@@ -3,6 +3,7 @@
 mod ballot;
 mod exchange;
 mod grads;
+mod record;
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -23,6 +24,8 @@ use crate::segments::{self, Env};
 use crate::state::ChunkState;
 use crate::vote::{self, Decision};
 use crate::{init, optim};
+
+pub use record::Recorder;
 
 /// What the executor counted.
 #[derive(Debug, Clone, Default)]
@@ -59,6 +62,8 @@ pub struct Executor<'a> {
     pub mutant: Option<Mutant>,
     /// Where logits are kept for who asks for them.
     pub capture: Option<Vec<crate::eval::Captured>>,
+    /// Writes down when instructions run, if that is wanted.
+    pub recorder: Option<Recorder>,
     rope: RopeTable,
     memory: Memory,
     stop: Arc<AtomicBool>,
@@ -100,6 +105,7 @@ impl<'a> Executor<'a> {
             definition: run.definition(),
             mutant: None,
             capture: None,
+            recorder: None,
             memory: Memory::default(),
             stop,
             ballot: Vec::new(),
@@ -122,15 +128,24 @@ impl<'a> Executor<'a> {
     ) -> Result<Outcome, TrainError> {
         self.decision = None;
         self.step = step;
+        // One reading of the clock ends an instruction and begins the next.
+        let mut began = Instant::now();
+        if let Some(recorder) = &mut self.recorder {
+            recorder.run(began);
+        }
         for instr in &program.instrs {
-            let began = Instant::now();
             match instr.op {
                 Op::Load => self.load(unit_of(instr)?, load),
                 _ => self.instruction(instr, mode)?,
             }
             let exchange = matches!(instr.op, Op::Collective { .. } | Op::Send { .. } | Op::Recv { .. });
+            let over = Instant::now();
             self.counts.instructions += 1;
-            *(if exchange { &mut self.counts.exchange } else { &mut self.counts.compute }) += began.elapsed();
+            *(if exchange { &mut self.counts.exchange } else { &mut self.counts.compute }) += over - began;
+            began = over;
+            if let Some(recorder) = &mut self.recorder {
+                recorder.mark(over, exchange.then_some(|| self.comm.endpoint.waited_ns()));
+            }
         }
         let outcome = match mode {
             Mode::Train => {

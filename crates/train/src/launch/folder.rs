@@ -84,6 +84,11 @@ impl RunFolder {
         self.path.join("checkpoints")
     }
 
+    /// Where its traces are.
+    pub fn traces(&self) -> PathBuf {
+        self.path.join("trace")
+    }
+
     fn io(&self, what: &'static str, name: &str) -> impl FnOnce(std::io::Error) -> TrainError {
         let path = self.path.join(name);
         move |source| TrainError::Io { what, path, source }

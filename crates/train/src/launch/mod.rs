@@ -5,6 +5,7 @@
 
 mod folder;
 mod processes;
+mod profile;
 mod resume;
 mod threads;
 pub mod wire;
@@ -24,6 +25,9 @@ use spec::{Run, Transport};
 
 pub use folder::RunFolder;
 pub use processes::rank_main;
+pub use profile::{Profiling, Window};
+
+pub(crate) use profile::write as write_record;
 
 use crate::best::Best;
 use crate::corpus::Corpus;
@@ -31,6 +35,7 @@ use crate::error::TrainError;
 use crate::mutant::Mutant;
 use crate::pin;
 use crate::rank::Ended;
+use profile::Profiler;
 
 /// How often the parent looks whether it was asked to stop.
 const POLL: Duration = Duration::from_millis(20);
@@ -49,6 +54,8 @@ pub struct Request {
     pub resume: bool,
     /// Steps between hashes of every tensor; 0: none.
     pub digest_every: u64,
+    /// Which steps to profile, if any.
+    pub profile: Option<Window>,
     /// Set by a signal handler: stop after the step under way, with a checkpoint.
     pub stop: Arc<AtomicBool>,
     /// The binary that runs a rank when called with [`wire::RANK_COMMAND`].
@@ -111,7 +118,12 @@ pub fn train_mutant(
     }
     let folder = RunFolder::new(&request.folder);
     let (resume, mut known) = folder.resume_point(run, &data.definition(run), request.resume)?;
+    let done = resume.as_ref().map_or(0, |checkpoint| checkpoint.meta().step);
+    let profiling = request.profile.map(|window| Profiling::new(window, run, done, folder.traces())).transpose()?;
     let (mut log, set_aside) = folder.create(run)?;
+    if let Some(profiling) = &profiling {
+        profiling.create()?;
+    }
     known.extend(set_aside);
     let mut observe = |event: &Event| {
         log.write(event);
@@ -132,6 +144,13 @@ pub fn train_mutant(
     observe(&Event::Notice { text: pin::sentence(run.layout.pin, &allowed, world) });
     let cores = std::thread::available_parallelism().map_or(1, |n| n.get());
     let busy = (world * run.layout.threads).min(cores);
+    let peak_gflops = kernels::measure_peak(request.simd, busy);
+    let mut profiler = profiling.map(|profiling| {
+        let bandwidth_gb_s = kernels::measure_bandwidth(busy);
+        let (profiler, text) = Profiler::new(run, profiling, peak_gflops / world as f64, bandwidth_gb_s / world as f64);
+        observe(&Event::Notice { text });
+        profiler
+    });
     let job = wire::JobSpec {
         run_toml: run.values.to_toml(),
         name: folder.path().join("run.toml").display().to_string(),
@@ -142,7 +161,8 @@ pub fn train_mutant(
         resume: resume.map(|checkpoint| checkpoint.path().to_owned()),
         digest_every: request.digest_every,
         pins: pin::shares(run.layout.pin, &allowed, world).unwrap_or_default(),
-        peak_gflops: kernels::measure_peak(request.simd, busy),
+        peak_gflops,
+        profiling: profiler.as_ref().map(|profiler| profiler.profiling().clone()),
         mutant,
     };
     let boxed = |ranks: threads::ThreadRanks| Box::new(ranks) as Box<dyn Ranks>;
@@ -155,7 +175,12 @@ pub fn train_mutant(
         }
     };
     let mut collected = Collected::default();
-    let ended = started.and_then(|mut ranks| collected.listen(ranks.as_mut(), request, &mut observe));
+    let mut hear = |event: &Event| {
+        observe(event);
+        profiler.iter_mut().flat_map(|profiler| profiler.take(event)).for_each(|event| observe(&event));
+    };
+    let ended = started.and_then(|mut ranks| collected.listen(ranks.as_mut(), request, &mut hear));
+    profiler.iter().filter_map(Profiler::ended).for_each(|event| observe(&event));
     let summary = ended.and_then(|ended| collected.summary(ended, began)).map_err(|e| folder.advise(e));
     if let Err(e) = folder.write_summary(run, &summary) {
         // The state is saved, or the reason why it is not is about to be told.

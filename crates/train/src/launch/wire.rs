@@ -8,6 +8,7 @@ use events::Event;
 use serde::{Deserialize, Serialize};
 use spec::Run;
 
+use super::Profiling;
 use crate::best::Best;
 use crate::corpus::Corpus;
 use crate::error::TrainError;
@@ -39,6 +40,8 @@ pub struct JobSpec {
     pub peak_gflops: f64,
     /// The cores of each rank, by rank; empty: the system places them.
     pub pins: Shares,
+    /// Which steps are profiled, if any.
+    pub profiling: Option<Profiling>,
     /// Validations before the resume.
     pub best: Best,
     /// A deliberate fault, that a proof must catch.
@@ -65,6 +68,7 @@ impl JobSpec {
             digest_every: self.digest_every,
             peak_gflops: self.peak_gflops,
             pins: self.pins.clone(),
+            profiling: self.profiling.clone(),
             stop,
             best: self.best,
             mutant: self.mutant,

@@ -65,6 +65,7 @@ pub fn train_in(folder: &Path, sets: &[&str], resume: Option<&Path>, best: Best)
                 digest_every: 0,
                 peak_gflops: 1.0,
                 pins: Vec::new(),
+                profiling: None,
                 stop: Arc::new(AtomicBool::new(false)),
                 best,
                 mutant: None,
