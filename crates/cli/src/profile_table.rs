@@ -11,8 +11,13 @@ const SMALL: f64 = 0.0005;
 pub fn lines(profile: &Profile) -> Vec<String> {
     let ranks = profile.step_s.len();
     let mut out = vec![format!(
-        "where a step's time goes: means over steps {} to {} | {ranks} ranks of {} threads | a rank's limits: {:.1} GFLOP/s, {:.1} GB/s",
-        profile.first, profile.last, profile.threads, profile.peak_gflops, profile.bandwidth_gb_s
+        "where a step's time goes: means over steps {} to {} | {} of {} | a rank's limits: {:.1} GFLOP/s, {:.1} GB/s",
+        profile.first,
+        profile.last,
+        count(ranks, "rank"),
+        count(profile.threads, "thread"),
+        profile.peak_gflops,
+        profile.bandwidth_gb_s
     )];
     let heads: Vec<String> = match ranks {
         1 => Vec::new(),
@@ -35,16 +40,19 @@ pub fn lines(profile: &Profile) -> Vec<String> {
         if !small.is_empty() {
             let sum: Vec<f64> = (0..ranks).map(|rank| small.iter().map(|row| row.rank_s[rank]).sum()).collect();
             let mean = small.iter().map(|row| row.mean_s()).sum();
-            let name = if small.len() == 1 {
-                format!("{} {}", small[0].group, small[0].name)
-            } else {
-                format!("{} {} small ones", group[0].group, small.len())
+            let (name, remark) = match small[..] {
+                [one] => (one.name.clone(), remark(one)),
+                _ => (format!("{} small ones", small.len()), String::new()),
             };
-            out.push(line(&name, mean, &sum, ""));
+            out.push(line(&format!("{} {name}", group[0].group), mean, &sum, &remark));
         }
     }
     out.push(line("step", step, &profile.step_s, ""));
     out
+}
+
+fn count(n: usize, what: &str) -> String {
+    if n == 1 { format!("1 {what}") } else { format!("{n} {what}s") }
 }
 
 fn keeps(row: &ProfileRow, step: f64) -> bool {

@@ -128,7 +128,7 @@ fn the_table_is_for_a_person_and_sums_to_the_step() {
     assert!(out.stdout.contains("\nprofile of steps 2 to 4\n"), "{out}");
     assert!(out.stdout.contains("arrows: ") && out.stdout.contains("/out/trace/trace.json"), "{out}");
     let mut lines = out.stdout.lines().skip_while(|line| !line.starts_with("where a step's time goes"));
-    assert!(lines.next().unwrap().contains("means over steps 2 to 4 | 2 ranks of 1 threads"), "{out}");
+    assert!(lines.next().unwrap().contains("means over steps 2 to 4 | 2 ranks of 1 thread"), "{out}");
     let head: Vec<_> = lines.next().unwrap().split_whitespace().collect();
     assert_eq!(head, ["mean", "ms", "share", "rank", "0", "rank", "1"]);
     let row = |line: &str| -> Vec<f64> {
