@@ -143,8 +143,13 @@ impl<W: Write> Events<'_, W> {
         let instrs = &of.programs[rank].instrs;
         for (span, instr) in step.spans().zip(instrs) {
             let label = label(instr);
+            // Both directions have the same segments.
+            let name = match label.group {
+                group @ ("forward" | "backward") => format!("{group} {}", label.name),
+                _ => label.name,
+            };
             let args = json!({ "instruction": instr.to_string(), "waited_us": span.waited_ns as f64 / 1e3 });
-            let event = slice(self, &label.name, label.group, span.began_ns, span.ended_ns, args);
+            let event = slice(self, &name, label.group, span.began_ns, span.ended_ns, args);
             self.event(&event)?;
         }
         for (nth, flight) in step.flights.iter().enumerate() {

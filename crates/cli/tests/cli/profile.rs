@@ -9,6 +9,9 @@ use crate::common::{Lab, Out, same_tree};
 
 const STEPS: &str = "train.steps=7";
 
+/// Settings, ranks, and rows (group, name) that must be there.
+type Case = (&'static [&'static str], usize, &'static [(&'static str, &'static str)]);
+
 /// The profile of a `--json` run.
 #[track_caller]
 fn profile(out: &Out) -> Value {
@@ -90,7 +93,7 @@ fn trace(text: &str) -> (HashMap<u64, Vec<Slice>>, usize) {
 #[test]
 fn the_profile_adds_up_and_the_trace_is_whole_under_every_axis() {
     let plain = Lab::new().train("out", &[], &[STEPS]).expect(0).digest();
-    let cases: [(&[&str], usize, &[(&str, &str)]); 4] = [
+    let cases: [Case; 4] = [
         (&["layout.threads=1"], 1, &[("sums", "data cells onto the tree"), ("data", "tokens of a microbatch")]),
         (&["layout.dp=2"], 2, &[("exchange", "all-reduce grads (dp)")]),
         (&["layout.tp=2"], 2, &[("exchange", "reduce-scatter partial (tp)"), ("exchange", "all-gather rows (tp)")]),
@@ -135,7 +138,7 @@ fn the_table_is_for_a_person_and_sums_to_the_step() {
         let numbers: String = line.chars().skip(42).collect();
         numbers.split_whitespace().map_while(|word| word.trim_end_matches('%').parse().ok()).collect()
     };
-    let mut sums = vec![0.0; 4];
+    let mut sums = [0.0; 4];
     for line in lines {
         let row = row(line);
         if line.starts_with("step ") {
