@@ -12,17 +12,18 @@ use std::ops::Range;
 pub struct ReducePlan {
     /// Number of leaves, at least 1.
     pub leaves: usize,
-    /// Leaves of each member: adjoining, ascending, covering `0..leaves`; may be empty.
-    pub cells: Vec<Range<usize>>,
+    /// Leaves of each member: ascending ranges, each leaf at one member; a member may have none.
+    pub cells: Vec<Vec<Range<usize>>>,
     /// Ranges of the vector that each member owns, in the order of its `out`. Parts do not
     /// overlap; they need not cover the vector.
     pub parts: Vec<Vec<Range<usize>>>,
 }
 
 impl ReducePlan {
-    /// A plan in which every part is one range.
+    /// A plan in which every member's leaves and part are one range each.
     pub fn new(leaves: usize, cells: Vec<Range<usize>>, parts: Vec<Range<usize>>) -> Self {
-        Self { leaves, cells, parts: parts.into_iter().map(|part| vec![part]).collect() }
+        let each = |ranges: Vec<Range<usize>>| ranges.into_iter().map(|range| vec![range]).collect();
+        Self { leaves, cells: each(cells), parts: each(parts) }
     }
 
     /// Leaves and vector of `len` numbers shared out as evenly as can be.
@@ -32,7 +33,7 @@ impl ReducePlan {
 
     /// The finished subtrees that `member` brings, ascending.
     pub fn subtrees(&self, member: usize) -> Vec<Range<usize>> {
-        tree::subtrees(self.leaves, self.cells[member].clone())
+        tree::subtrees_of(self.leaves, &self.cells[member])
     }
 
     /// Numbers in the part of `member`.
@@ -48,10 +49,15 @@ impl ReducePlan {
         if self.cells.len() != members {
             return Err(format!("cells for {} members, the group has {members}", self.cells.len()));
         }
+        if let Some(member) = self.cells.iter().position(|cells| cells.windows(2).any(|w| w[1].start < w[0].end)) {
+            return Err(format!("cells of member {member} are {:?}, they must ascend", self.cells[member]));
+        }
+        let mut all: Vec<&Range<usize>> = self.cells.iter().flatten().filter(|cells| !cells.is_empty()).collect();
+        all.sort_unstable_by_key(|cells| cells.start);
         let mut next = 0;
-        for (member, cells) in self.cells.iter().enumerate() {
-            if cells.start != next || cells.end < cells.start {
-                return Err(format!("cells of member {member} are {cells:?}, they must begin at {next}"));
+        for cells in all {
+            if cells.start != next {
+                return Err(format!("cells {cells:?} follow 0..{next}: every leaf must have one holder"));
             }
             next = cells.end;
         }
@@ -141,7 +147,8 @@ mod tests {
         assert!(good.check(2).unwrap_err().contains("cells for 3 members"));
         assert!(broken(|p| p.leaves = 0).contains("0 leaves"));
         assert!(broken(|p| p.leaves = 6).contains("0..5"));
-        assert!(broken(|p| p.cells[1].start += 1).contains("member 1"));
+        assert!(broken(|p| p.cells[1][0].start += 1).contains("one holder"));
+        assert!(broken(|p| p.cells[1].insert(0, 4..5)).contains("member 1"));
         assert!(broken(|p| p.parts[2][0].start -= 1).contains("overlap"));
         assert!(broken(|p| p.parts.truncate(2)).contains("parts for 2"));
     }

@@ -83,14 +83,9 @@ impl<'g> Places<'g> {
 
 /// The subtrees that `members` (ascending) hold after merging all they can.
 pub(crate) fn merged(plan: &ReducePlan, members: &[usize]) -> Vec<Range<usize>> {
-    let mut runs: Vec<Range<usize>> = Vec::new();
-    for cells in members.iter().map(|&m| &plan.cells[m]).filter(|cells| !cells.is_empty()) {
-        match runs.last_mut() {
-            Some(run) if run.end == cells.start => run.end = cells.end,
-            _ => runs.push(cells.clone()),
-        }
-    }
-    runs.into_iter().flat_map(|run| tree::subtrees(plan.leaves, run)).collect()
+    let mut cells: Vec<Range<usize>> = members.iter().flat_map(|&m| plan.cells[m].iter().cloned()).collect();
+    cells.sort_unstable_by_key(|range| range.start);
+    tree::subtrees_of(plan.leaves, &cells)
 }
 
 /// The most subtrees in one message, the same for all members.
@@ -124,7 +119,8 @@ pub(crate) fn to_merge(plan: &ReducePlan, places: &Places, owner: usize, hub: us
     if owner == hub || places.together(owner, hub) || places.hub(owner, hub) != hub {
         return None;
     }
-    let holders: Vec<usize> = places.mates(hub).into_iter().filter(|&m| !plan.cells[m].is_empty()).collect();
+    let holders: Vec<usize> =
+        places.mates(hub).into_iter().filter(|&m| plan.cells[m].iter().any(|cells| !cells.is_empty())).collect();
     holders.iter().any(|&m| m != hub).then_some(holders)
 }
 
@@ -132,7 +128,6 @@ pub(crate) fn to_merge(plan: &ReducePlan, places: &Places, owner: usize, hub: us
 #[allow(clippy::single_range_in_vec_init)] // lists of subtrees, some of them of one
 mod tests {
     use super::*;
-    use crate::plan::even;
 
     fn group(hosts: Option<Vec<u32>>, n: u32) -> Group {
         Group { id: 1, ranks: (0..n).collect(), name: "g".into(), hosts }
@@ -167,9 +162,9 @@ mod tests {
                 let hosts = (0..n).map(|m| pattern >> m & 1).collect();
                 let group = group(Some(hosts), n);
                 let places = Places::new(&group);
-                let plan = ReducePlan { cells: even(7, n as usize), ..ReducePlan::even(7, n as usize, 4) };
+                let plan = ReducePlan::even(7, n as usize, 4);
                 for owner in 0..n as usize {
-                    let mut leaves: Vec<usize> = plan.cells[owner].clone().collect();
+                    let mut leaves: Vec<usize> = plan.cells[owner].iter().cloned().flatten().collect();
                     for (_, nodes) in sources(&plan, &places, owner) {
                         leaves.extend(nodes.into_iter().flatten());
                     }

@@ -4,8 +4,8 @@ use std::hint::black_box;
 use std::time::Instant;
 
 use kernels::{
-    Acc, AdamW, AttnShape, Ctx, Mat, MatMut, Simd, XentStat, adamw, attention, attention_backward, fill_normal,
-    measure_peak, product, rms_norm, rms_norm_backward, swiglu, swiglu_backward, xent_grad, xent_stats,
+    Acc, AdamW, AttnShape, Ctx, Mat, MatMut, Queries, Simd, XentStat, adamw, attention, attention_backward,
+    fill_normal, measure_peak, product, rms_norm, rms_norm_backward, swiglu, swiglu_backward, xent_grad, xent_stats,
 };
 
 /// Shortest time of one call, in seconds, over about 0.2 s.
@@ -70,7 +70,7 @@ fn products(ctx: &Ctx, peak: f64) {
 
 fn attentions(ctx: &Ctx) {
     for (batch, seq, heads, kv_heads, head_dim) in [(4, 256, 8, 4, 64), (1, 2048, 8, 4, 64), (4, 64, 4, 2, 16)] {
-        let shape = AttnShape { batch, seq, heads, kv_heads, head_dim };
+        let shape = AttnShape { batch, seq, queries: Queries::all(seq), heads, kv_heads, head_dim };
         let (wide, narrow) = (shape.rows() * heads * head_dim, shape.rows() * kv_heads * head_dim);
         let (q, k, v, d_o) = (normal(1, wide), normal(2, narrow), normal(3, narrow), normal(4, wide));
         let docs = vec![0; shape.rows()];

@@ -26,7 +26,7 @@ mod rope;
 mod simd;
 mod xent;
 
-pub use attention::{AttnShape, attention, attention_backward};
+pub use attention::{AttnShape, Queries, attention, attention_backward};
 pub use bandwidth::measure_bandwidth;
 pub use ctx::Ctx;
 pub use elementwise::{add_assign, sum_squares, swiglu, swiglu_backward};

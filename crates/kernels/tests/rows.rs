@@ -6,9 +6,9 @@ use std::ops::Range;
 
 use common::{documents, normal, same, teams};
 use kernels::{
-    Acc, AttnShape, Ctx, RopeTable, Simd, XentStat, XentTotal, attention, attention_backward, embed, fill_normal,
-    rms_norm, rms_norm_backward, rope, sum_squares, swiglu, swiglu_backward, uniform_u64, xent_combine, xent_grad,
-    xent_stats,
+    Acc, AttnShape, Ctx, Queries, RopeTable, Simd, XentStat, XentTotal, attention, attention_backward, embed,
+    fill_normal, rms_norm, rms_norm_backward, rope, sum_squares, swiglu, swiglu_backward, uniform_u64, xent_combine,
+    xent_grad, xent_stats,
 };
 
 const ROWS: usize = 67;
@@ -174,7 +174,8 @@ struct Attention {
 
 impl Attention {
     fn new(batch: usize, lengths: &[usize]) -> Self {
-        let shape = AttnShape { batch, seq: lengths.iter().sum(), heads: 6, kv_heads: 3, head_dim: 12 };
+        let seq = lengths.iter().sum();
+        let shape = AttnShape { batch, seq, queries: Queries::all(seq), heads: 6, kv_heads: 3, head_dim: 12 };
         let rows = shape.rows();
         let (q, k, v, d_o) = (normal(1, rows * 72), normal(2, rows * 36), normal(3, rows * 36), normal(4, rows * 72));
         Attention { shape, q, k, v, d_o, docs: documents(lengths).repeat(batch) }
@@ -214,6 +215,36 @@ fn attention_heads_and_sequences_are_free() {
         same("dq", &dq, &wide(&expected[2]));
         same("dk", &dk, &narrow(&expected[3]));
         same("dv", &dv, &narrow(&expected[4]));
+    }
+}
+
+/// A query's row is the same whichever others are computed with it, at whatever positions its tile begins.
+#[test]
+fn attention_queries_are_free() {
+    let lengths = [70, 90, 60];
+    let whole = Attention::new(2, &lengths);
+    let (seq, chunk) = (220, 55);
+    let expected = whole.run(&Ctx::new(Simd::Scalar, 1));
+    for spans in [[0..chunk, 3 * chunk..seq], [chunk..2 * chunk, 2 * chunk..3 * chunk], [7..7, 99..101]] {
+        let queries = Queries::spans(spans);
+        let pick = |x: &[f32], width: usize| -> Vec<f32> {
+            let rows = (0..2).flat_map(|b| queries.positions().map(move |at| b * seq + at));
+            rows.flat_map(|row| x[row * width..(row + 1) * width].to_vec()).collect()
+        };
+        let part = Attention {
+            shape: AttnShape { queries, ..whole.shape },
+            q: pick(&whole.q, 72),
+            k: whole.k.clone(),
+            v: whole.v.clone(),
+            d_o: pick(&whole.d_o, 72),
+            docs: queries.positions().map(|at| whole.docs[at]).collect::<Vec<_>>().repeat(2),
+        };
+        for ctx in teams() {
+            let found = part.run(&ctx);
+            for (i, width) in [(0, 72), (1, 6), (2, 72)] {
+                same(&format!("{queries:?}, output {i}"), &found[i], &pick(&expected[i], width));
+            }
+        }
     }
 }
 

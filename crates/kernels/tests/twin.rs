@@ -4,7 +4,7 @@ mod common;
 
 use common::{close, documents, normal};
 use kernels::{
-    Acc, AdamW, AttnShape, Ctx, IGNORE, Mat, MatMut, RopeTable, Simd, XentStat, adamw, add_assign, attention,
+    Acc, AdamW, AttnShape, Ctx, IGNORE, Mat, MatMut, Queries, RopeTable, Simd, XentStat, adamw, add_assign, attention,
     attention_backward, embed, embed_backward, fill_normal, naive, product, rms_norm, rms_norm_backward,
     rms_norm_weight_grad, rope, rope_backward, sum_squares, swiglu, swiglu_backward, uniform_u64, xent_combine,
     xent_grad, xent_stats,
@@ -73,18 +73,21 @@ fn rope_matches() {
 #[test]
 fn attention_matches() {
     let shapes = [
-        (1, 1, 1, 1, 8, vec![1]),
-        (2, 70, 4, 2, 20, vec![30, 40]),
-        (1, 200, 2, 1, 16, vec![5, 60, 70, 65]),
-        (1, 130, 3, 3, 64, vec![130]),
-        (2, 65, 2, 2, 128, vec![64, 1]),
+        (1, 1, 1, 1, 8, vec![1], Queries::all(1)),
+        (2, 70, 4, 2, 20, vec![30, 40], Queries::all(70)),
+        (1, 200, 2, 1, 16, vec![5, 60, 70, 65], Queries::all(200)),
+        (1, 200, 2, 1, 16, vec![5, 60, 70, 65], Queries::spans([50..100, 100..150])),
+        (2, 280, 4, 2, 20, vec![90, 190], Queries::spans([70..140, 210..280])),
+        (1, 130, 3, 3, 64, vec![130], Queries::all(130)),
+        (2, 65, 2, 2, 128, vec![64, 1], Queries::all(65)),
     ];
-    for (batch, seq, heads, kv_heads, head_dim, lengths) in shapes {
-        let shape = AttnShape { batch, seq, heads, kv_heads, head_dim };
-        let docs = documents(&lengths).repeat(batch);
-        let (wide, narrow) = (batch * seq * heads * head_dim, batch * seq * kv_heads * head_dim);
+    for (batch, seq, heads, kv_heads, head_dim, lengths, queries) in shapes {
+        let shape = AttnShape { batch, seq, queries, heads, kv_heads, head_dim };
+        let starts = documents(&lengths);
+        let docs = queries.positions().map(|at| starts[at]).collect::<Vec<_>>().repeat(batch);
+        let (wide, narrow) = (shape.rows() * heads * head_dim, shape.keys() * kv_heads * head_dim);
         let (q, k, v, d_o) = (normal(1, wide), normal(2, narrow), normal(3, narrow), normal(4, wide));
-        let (mut o, mut lse) = (vec![f32::NAN; wide], vec![f32::NAN; batch * seq * heads]);
+        let (mut o, mut lse) = (vec![f32::NAN; wide], vec![f32::NAN; shape.rows() * heads]);
         attention(&ctx(), &shape, &q, &k, &v, &docs, &mut o, &mut lse);
         let (o_twin, lse_twin) = naive::attention(&shape, &q, &k, &v, &docs);
         close("attention", &o, &o_twin, 3e-6);
@@ -129,7 +132,7 @@ fn twins_match_differences() {
     let grad = naive::xent_grad(&logits, 5, 4, &[2, 0]);
     check("xent", &logits, &grad, &|x| naive::xent_loss(x, 5, 4, &[2, 0]).iter().sum());
 
-    let shape = AttnShape { batch: 1, seq: 5, heads: 2, kv_heads: 1, head_dim: 2 };
+    let shape = AttnShape { batch: 1, seq: 5, queries: Queries::all(5), heads: 2, kv_heads: 1, head_dim: 2 };
     let docs = documents(&[2, 3]);
     let (q, k, v, d_o) = (normal(7, 20), normal(8, 10), normal(9, 10), normal(10, 20));
     let (dq, dk, dv) = naive::attention_backward(&shape, &q, &k, &v, &d_o, &docs);
@@ -280,7 +283,7 @@ fn nan_is_not_lost() {
         assert!(y[at].is_nan());
         assert!(sum_squares(&ctx, &x).is_nan());
 
-        let shape = AttnShape { batch: 1, seq: 67, heads: 1, kv_heads: 1, head_dim: 1 };
+        let shape = AttnShape { batch: 1, seq: 67, queries: Queries::all(67), heads: 1, kv_heads: 1, head_dim: 1 };
         let mut lse = vec![0.0; 67];
         attention(&ctx, &shape, &w, &x, &w, &[0; 67], &mut y, &mut lse);
         assert!(y[at..].iter().chain(&lse[at..]).all(|y| y.is_nan()));

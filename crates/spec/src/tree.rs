@@ -41,6 +41,18 @@ pub fn subtrees(n: usize, part: Range<usize>) -> Vec<Range<usize>> {
     out
 }
 
+/// [`subtrees`] of the holder of several ranges of leaves, ascending; ranges that touch are one.
+pub fn subtrees_of(n: usize, parts: &[Range<usize>]) -> Vec<Range<usize>> {
+    let mut runs: Vec<Range<usize>> = Vec::new();
+    for part in parts.iter().filter(|part| !part.is_empty()) {
+        match runs.last_mut() {
+            Some(run) if run.end == part.start => run.end = part.end,
+            _ => runs.push(part.clone()),
+        }
+    }
+    runs.into_iter().flat_map(|run| subtrees(n, run)).collect()
+}
+
 /// True if `left` and `right` are the two children of one node of the tree over `0..n`.
 fn siblings(n: usize, left: &Range<usize>, right: &Range<usize>) -> bool {
     if left.end != right.start {
@@ -63,7 +75,7 @@ fn siblings(n: usize, left: &Range<usize>, right: &Range<usize>) -> bool {
 /// Adds values in tree order as they arrive, like a binary counter.
 ///
 /// Push subtrees in ascending order; two siblings that meet are added at once
-/// (`left += right`), so at most log2(n) + 1 values are alive.
+/// (`left += right`), so of leaves without gaps at most log2(n) + 1 values are alive.
 #[derive(Debug)]
 pub struct Counter<T> {
     leaves: usize,
@@ -81,10 +93,10 @@ impl<T> Counter<T> {
     /// Returns the values that were added away, for reuse as buffers.
     ///
     /// # Panics
-    /// If `node` does not follow the subtree pushed before it.
+    /// If `node` does not lie behind the subtree pushed before it.
     pub fn push(&mut self, node: Range<usize>, value: T, mut add: impl FnMut(&mut T, &T)) -> Vec<T> {
         if let Some((last, _)) = self.stack.last() {
-            assert_eq!(last.end, node.start, "subtrees must be pushed in ascending order");
+            assert!(last.end <= node.start, "subtrees must be pushed in ascending order");
         }
         let mut spent = Vec::new();
         let (mut node, mut value) = (node, value);
@@ -155,6 +167,28 @@ mod tests {
         let want = [(2, 1), (3, 2), (4, 2), (5, 4), (8, 4), (9, 8), (16, 8)];
         for (len, mid) in want {
             assert_eq!(cut(len), mid, "len {len}");
+        }
+    }
+
+    /// Context cells of several data cells: what lies between is at another holder.
+    #[test]
+    fn holders_with_gaps_keep_the_order() {
+        for n in 2..20 {
+            for holders in 2..=n {
+                let mut owner: Vec<(Range<usize>, String)> = Vec::new();
+                for first in 0..holders {
+                    let mine: Vec<_> = (first..n).step_by(holders).map(|leaf| leaf..leaf + 1).collect();
+                    let mut holder = Counter::new(n);
+                    mine.iter().for_each(|leaf| drop(holder.push(leaf.clone(), leaf.start.to_string(), add)));
+                    let held: Vec<_> = holder.nodes().iter().map(|(node, _)| node.clone()).collect();
+                    assert_eq!(held, subtrees_of(n, &mine));
+                    owner.extend(holder.into_nodes());
+                }
+                owner.sort_unstable_by_key(|(node, _)| node.start);
+                let mut sum = Counter::new(n);
+                owner.into_iter().for_each(|(node, value)| drop(sum.push(node, value, add)));
+                assert_eq!(sum.into_total(), Some(naive(0..n)));
+            }
         }
     }
 

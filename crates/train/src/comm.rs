@@ -38,9 +38,9 @@ impl RowPlans {
     fn new(layout: &Layout, place: &Place, lanes: usize) -> Self {
         let parts = place.row_parts(lanes);
         let cells = (0..layout.tp).map(|t| layout.tensor_cells(t, place.grid_tp)).collect();
-        let partial = ReducePlan { leaves: place.grid_tp, cells, parts: parts.clone() };
+        let partial = ReducePlan { parts: parts.clone(), ..ReducePlan::new(place.grid_tp, cells, Vec::new()) };
         let one_each = (0..layout.tp).map(|t| t..t + 1).collect();
-        let embed = ReducePlan { leaves: layout.tp, cells: one_each, parts: parts.clone() };
+        let embed = ReducePlan { parts: parts.clone(), ..ReducePlan::new(layout.tp, one_each, Vec::new()) };
         Self { parts, partial, embed }
     }
 }

@@ -103,8 +103,9 @@ pub(crate) fn tokens(mutant: Option<Mutant>, seq: usize, mut tokens: Tokens) -> 
 /// [`Mutant::RanksAsLeaves`], for member `me` with one finished subtree.
 pub(crate) fn leaves(mutant: Option<Mutant>, plan: &mut ReducePlan, mine: &mut [(Range<usize>, &[f32])], me: usize) {
     if mutant == Some(Mutant::RanksAsLeaves) {
-        plan.leaves = plan.cells.len();
-        plan.cells = (0..plan.leaves).map(|rank| rank..rank + 1).collect();
+        let (ranks, parts) = (plan.cells.len(), std::mem::take(&mut plan.parts));
+        *plan =
+            ReducePlan { parts, ..ReducePlan::new(ranks, (0..ranks).map(|rank| rank..rank + 1).collect(), Vec::new()) };
         mine[0].0 = me..me + 1;
     }
 }

@@ -42,7 +42,11 @@ impl Case {
         let mut random = Random(seed);
         let leaves = 1 + random.below(19);
         let len = 1 + random.below(len_max);
-        let cells = random.cuts(leaves, members);
+        let mut cells: Vec<Vec<Range<usize>>> = random.cuts(leaves, members).into_iter().map(|cut| vec![cut]).collect();
+        if random.below(3) == 0 {
+            // Leaves dealt one by one, as context cells of several data cells.
+            cells = (0..members).map(|m| (m..leaves).step_by(members).map(|leaf| leaf..leaf + 1).collect()).collect();
+        }
         let parts = match random.below(3) {
             0 => random.cuts(len, members).into_iter().map(|range| vec![range]).collect(),
             // Slices of each row, as sequence slices of [batch, seq, h].
@@ -156,7 +160,12 @@ impl Case {
     /// (all leaves of `node` lie on `host`, how many subtrees cross from there): brute force.
     fn maximal(&self, host: u32, node: Range<usize>) -> (bool, u64) {
         if node.len() == 1 {
-            let holder = self.plan.cells.iter().position(|cells| cells.contains(&node.start)).expect("held");
+            let holder = self
+                .plan
+                .cells
+                .iter()
+                .position(|cells| cells.iter().any(|range| range.contains(&node.start)))
+                .expect("held");
             let here = self.hosts[holder] == host;
             return (here, here.into());
         }

@@ -1,5 +1,6 @@
 //! Backward pass: weights are recomputed from the saved log-sum-exp; key/value heads are free of each other.
 
+use super::queries::Tile;
 use super::{AttnShape, BLOCK, SCRATCH, Scratch, first_block, head_block, row_dots, visible};
 use crate::Acc;
 use crate::ctx::{Ctx, Part};
@@ -10,9 +11,9 @@ use crate::simd::{Level, by_level};
 
 /// Gradients of [`attention`](super::attention) wrt q, k and v; stored.
 ///
-/// Shapes as there; o and lse from the forward pass; d_o, dq like q; dk, dv like k. Order of dk and dv of a key: query
-/// heads of the group ascending, for each the query blocks ascending, for each one chain over its queries. Order of dq:
-/// key blocks ascending.
+/// Shapes as there; o and lse from the forward pass; d_o, dq like q; dk, dv like k: the sums over the queries of this
+/// call, zero for a key that none sees. Order of dk and dv of a key: query heads of the group ascending, for each the
+/// query tiles ascending, for each one chain over its queries. Order of dq: key blocks ascending.
 #[allow(clippy::too_many_arguments)]
 pub fn attention_backward(
     ctx: &Ctx,
@@ -37,7 +38,7 @@ pub fn attention_backward(
         dq.len()
     );
     assert!(dk.len() == k.len() && dv.len() == k.len(), "{shape:?}: dk, dv of {}, {}", dk.len(), dv.len());
-    if shape.rows() == 0 {
+    if shape.keys() == 0 {
         return;
     }
     let input = Input { shape: *shape, q, k, v, o, lse, d_o, doc_start };
@@ -45,8 +46,8 @@ pub fn attention_backward(
         shape: *shape,
         first: 0,
         dq: MatMut::new(dq, shape.rows(), shape.q_width()),
-        dk: MatMut::new(dk, shape.rows(), shape.kv_width()),
-        dv: MatMut::new(dv, shape.rows(), shape.kv_width()),
+        dk: MatMut::new(dk, shape.keys(), shape.kv_width()),
+        dv: MatMut::new(dv, shape.keys(), shape.kv_width()),
     };
     // First by sequence, then by key/value head inside of one sequence.
     ctx.split_parts(shape.batch, usize::MAX, grads, &|batches, mut grads: Grads| {
@@ -59,7 +60,7 @@ pub fn attention_backward(
                     let (one, rest) = heads.cut(1);
                     heads = rest;
                     SCRATCH.with_borrow_mut(|scratch| {
-                        key_value_head(ctx.level(), &input, b * shape.seq, g, one.grads, scratch);
+                        key_value_head(ctx.level(), &input, b, g, one.grads, scratch);
                     });
                 }
             });
@@ -89,8 +90,8 @@ struct Grads<'a> {
 
 impl Part for Grads<'_> {
     fn cut(self, at: usize) -> (Self, Self) {
-        let rows = at * self.shape.seq;
-        let ((dq, dq1), (dk, dk1), (dv, dv1)) = (self.dq.cut(rows), self.dk.cut(rows), self.dv.cut(rows));
+        let (rows, keys) = (at * self.shape.queries.len(), at * self.shape.seq);
+        let ((dq, dq1), (dk, dk1), (dv, dv1)) = (self.dq.cut(rows), self.dk.cut(keys), self.dv.cut(keys));
         (Grads { dq, dk, dv, ..self }, Grads { first: self.first + at, dq: dq1, dk: dk1, dv: dv1, ..self })
     }
 }
@@ -116,9 +117,9 @@ impl Part for HeadGrads<'_> {
     }
 }
 
-/// Key/value head `g` and its query heads, in the sequence whose first token is `base`.
-fn key_value_head(level: Level, input: &Input, base: usize, g: usize, mut grads: Grads, scratch: &mut Scratch) {
-    let AttnShape { seq, heads, kv_heads, head_dim: d, .. } = input.shape;
+/// Key/value head `g` and its query heads, in sequence `b`.
+fn key_value_head(level: Level, input: &Input, b: usize, g: usize, mut grads: Grads, scratch: &mut Scratch) {
+    let AttnShape { seq, queries, heads, kv_heads, head_dim: d, .. } = input.shape;
     let group = input.shape.group();
     let weights = scratch.scores.take(BLOCK * BLOCK);
     let d_scores = scratch.other.take(BLOCK * BLOCK);
@@ -127,9 +128,9 @@ fn key_value_head(level: Level, input: &Input, base: usize, g: usize, mut grads:
     grads.dk.fill(0.0);
     grads.dv.fill(0.0);
     for (j, h) in (g * group..(g + 1) * group).enumerate() {
-        for q0 in (0..seq).step_by(BLOCK) {
-            let rows = BLOCK.min(seq - q0);
-            let tile = base + q0..base + q0 + rows;
+        for Tile { row, at, rows } in (0..queries.tiles()).map(|i| queries.tile(i)) {
+            let first = b * queries.len() + row;
+            let tile = first..first + rows;
             let doc_start = &input.doc_start[tile.clone()];
             let q = head_block(input.q, heads, d, h, tile.clone());
             let d_o = head_block(input.d_o, heads, d, h, tile.clone());
@@ -137,17 +138,17 @@ fn key_value_head(level: Level, input: &Input, base: usize, g: usize, mut grads:
             for (r, lse) in lse[..rows].iter_mut().enumerate() {
                 *lse = input.lse[(tile.start + r) * heads + h];
             }
-            for k0 in (first_block(doc_start)..q0 + rows).step_by(BLOCK) {
+            for k0 in (first_block(doc_start)..at + rows).step_by(BLOCK) {
                 let keys = BLOCK.min(seq - k0);
-                let block = base + k0..base + k0 + keys;
+                let block = b * seq + k0..b * seq + k0 + keys;
                 let k = head_block(input.k, kv_heads, d, g, block.clone());
                 let v = head_block(input.v, kv_heads, d, g, block);
                 serial(level, q, k.t(), MatMut::with_stride(weights, rows, keys, BLOCK), Acc::Store);
                 serial(level, d_o, v.t(), MatMut::with_stride(d_scores, rows, keys, BLOCK), Acc::Store);
-                score_gradient(level, weights, d_scores, input.shape.scale(), q0, k0, doc_start, lse, delta);
+                score_gradient(level, weights, d_scores, input.shape.scale(), at, k0, doc_start, lse, delta);
                 let p = Mat::with_stride(weights, rows, keys, BLOCK);
                 let ds = Mat::with_stride(d_scores, rows, keys, BLOCK);
-                let dq = grads.dq.reborrow().rows_range(q0..q0 + rows).cols_range(j * d..(j + 1) * d);
+                let dq = grads.dq.reborrow().rows_range(row..row + rows).cols_range(j * d..(j + 1) * d);
                 serial(level, p.t(), d_o, grads.dv.reborrow().rows_range(k0..k0 + keys), Acc::Add);
                 serial(level, ds.t(), q, grads.dk.reborrow().rows_range(k0..k0 + keys), Acc::Add);
                 serial(level, ds, k, dq, Acc::Add);

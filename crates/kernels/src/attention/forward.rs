@@ -1,5 +1,6 @@
 //! Forward pass: tiles of queries, each free of the others.
 
+use super::queries::Tile;
 use super::{AttnShape, BLOCK, SCRATCH, Scratch, first_block, head_block, visible};
 use crate::Acc;
 use crate::ctx::{Ctx, Part, Rows};
@@ -9,11 +10,11 @@ use crate::math::{exp, ln};
 use crate::product::serial;
 use crate::simd::{Level, by_level};
 
-/// o = softmax(q k^T / sqrt(head_dim)) v per head, row i over the keys doc_start..=i of its sequence.
+/// o = softmax(q k^T / sqrt(head_dim)) v per head, the query at position i over the keys doc_start..=i of its sequence.
 ///
-/// q, o: [batch * seq, heads * head_dim]; k, v: [batch * seq, kv_heads * head_dim]; head h uses key/value head
-/// h / (heads / kv_heads). doc_start: [batch * seq], position in its sequence where the row's document begins.
-/// lse: [batch * seq, heads], log of the sum of e^score, for the backward pass. A row that sees no key gets 0 and -inf.
+/// q, o: [batch * queries, heads * head_dim]; k, v: [batch * seq, kv_heads * head_dim]; head h uses key/value head
+/// h / (heads / kv_heads). doc_start: [batch * queries], position in its sequence where the query's document begins.
+/// lse: [batch * queries, heads], log of the sum of e^score, for the backward pass. A row that sees no key gets 0 and -inf.
 #[allow(clippy::too_many_arguments)]
 pub fn attention(
     ctx: &Ctx,
@@ -28,15 +29,15 @@ pub fn attention(
     shape.check(q.len(), k.len(), v.len(), doc_start.len(), lse.len());
     assert_eq!(o.len(), q.len(), "{shape:?}: output");
     let tiles = Tiles { shape: *shape, first: 0, o: Rows(o, shape.q_width()), lse: Rows(lse, shape.heads) };
-    let per_sequence = shape.seq.div_ceil(BLOCK);
+    let per_sequence = shape.queries.tiles();
     // One piece a tile: causal tiles differ in cost.
     ctx.split_parts(shape.batch * per_sequence, usize::MAX, tiles, &|range, mut tiles: Tiles| {
         for index in range {
             let (tile, rest) = tiles.cut(1);
             tiles = rest;
-            let (b, q0) = (index / per_sequence, index % per_sequence * BLOCK);
+            let (b, at) = (index / per_sequence, shape.queries.tile(index % per_sequence));
             SCRATCH.with_borrow_mut(|scratch| {
-                query_tile(ctx.level(), shape, q, k, v, doc_start, b * shape.seq, q0, tile, scratch);
+                query_tile(ctx.level(), shape, q, k, v, doc_start, b, at, tile, scratch);
             });
         }
     });
@@ -52,9 +53,9 @@ struct Tiles<'a> {
 
 impl Part for Tiles<'_> {
     fn cut(self, at: usize) -> (Self, Self) {
-        let per_sequence = self.shape.seq.div_ceil(BLOCK);
-        let row =
-            |tile: usize| tile / per_sequence * self.shape.seq + (tile % per_sequence * BLOCK).min(self.shape.seq);
+        let queries = self.shape.queries;
+        let per_sequence = queries.tiles();
+        let row = |tile: usize| tile / per_sequence * queries.len() + queries.tile(tile % per_sequence).row;
         let next = self.first + at;
         let rows = row(next) - row(self.first);
         let ((o, o_rest), (lse, lse_rest)) = (self.o.cut(rows), self.lse.cut(rows));
@@ -62,7 +63,7 @@ impl Part for Tiles<'_> {
     }
 }
 
-/// One tile: queries q0.. of the sequence whose first token is `base`, every head.
+/// One tile of sequence `b`, every head.
 #[allow(clippy::too_many_arguments)]
 fn query_tile(
     level: Level,
@@ -71,31 +72,31 @@ fn query_tile(
     k: &[f32],
     v: &[f32],
     doc_start: &[u32],
-    base: usize,
-    q0: usize,
+    b: usize,
+    Tile { row, at, rows }: Tile,
     tile: Tiles,
     scratch: &mut Scratch,
 ) {
     let d = shape.head_dim;
-    let rows = BLOCK.min(shape.seq - q0);
-    let doc_start = &doc_start[base + q0..][..rows];
+    let row = b * shape.queries.len() + row;
+    let doc_start = &doc_start[row..][..rows];
     let scores = scratch.scores.take(BLOCK * BLOCK);
     let update = scratch.other.take(BLOCK * d);
     let out = scratch.out.take(BLOCK * d);
     let (max, rest) = scratch.rows.take(3 * BLOCK).split_at_mut(BLOCK);
     let (sum, decay) = rest.split_at_mut(BLOCK);
     for h in 0..shape.heads {
-        let q_tile = head_block(q, shape.heads, d, h, base + q0..base + q0 + rows);
+        let q_tile = head_block(q, shape.heads, d, h, row..row + rows);
         out.fill(0.0);
         max.fill(f32::NEG_INFINITY);
         sum.fill(0.0);
-        for k0 in (first_block(doc_start)..q0 + rows).step_by(BLOCK) {
+        for k0 in (first_block(doc_start)..at + rows).step_by(BLOCK) {
             let keys = BLOCK.min(shape.seq - k0);
-            let block = base + k0..base + k0 + keys;
+            let block = b * shape.seq + k0..b * shape.seq + k0 + keys;
             let k_block = head_block(k, shape.kv_heads, d, h / shape.group(), block.clone());
             let v_block = head_block(v, shape.kv_heads, d, h / shape.group(), block);
             serial(level, q_tile, k_block.t(), MatMut::with_stride(scores, rows, keys, BLOCK), Acc::Store);
-            softmax_block(level, scores, shape.scale(), q0, k0, doc_start, max, sum, decay);
+            softmax_block(level, scores, shape.scale(), at, k0, doc_start, max, sum, decay);
             let p = crate::Mat::with_stride(scores, rows, keys, BLOCK);
             serial(level, p, v_block, MatMut::new(update, rows, d), Acc::Store);
             rescale_add(level, &decay[..rows], update, out, d);

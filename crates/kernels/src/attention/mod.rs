@@ -1,7 +1,7 @@
 //! Causal attention over packed documents with grouped key/value heads; never a seq x seq buffer.
 //!
-//! Queries and keys go in blocks of [`BLOCK`] at absolute positions of the sequence; key blocks are visited in
-//! ascending order with an online softmax (Milakov and Gimelshein 2018; Dao et al. 2022).
+//! Keys go in blocks of [`BLOCK`] at absolute positions of the sequence, queries in tiles of as many
+//! ([`Queries`]: all positions or some); key blocks are visited in ascending order with an online softmax (Milakov and Gimelshein 2018; Dao et al. 2022).
 //!
 //! Why skipping a block cannot change bits. Forward: of the blocks up to its own, a row fails to see only those
 //! before its document, and these would add zeros to zeros. Backward: a block without visible keys would add zeros to
@@ -9,6 +9,7 @@
 
 mod backward;
 mod forward;
+mod queries;
 
 use std::cell::RefCell;
 
@@ -18,6 +19,7 @@ use crate::simd::by_level;
 
 pub use backward::attention_backward;
 pub use forward::attention;
+pub use queries::Queries;
 
 /// Queries and keys of a block: part of the numerics.
 const BLOCK: usize = 64;
@@ -27,8 +29,10 @@ const BLOCK: usize = 64;
 pub struct AttnShape {
     /// Sequences.
     pub batch: usize,
-    /// Tokens of a sequence.
+    /// Tokens of a sequence; all have keys.
     pub seq: usize,
+    /// Those that have queries.
+    pub queries: Queries,
     /// Query heads.
     pub heads: usize,
     /// Key/value heads; divides `heads`.
@@ -38,8 +42,13 @@ pub struct AttnShape {
 }
 
 impl AttnShape {
-    /// Tokens of the call.
+    /// Queries of the call.
     pub fn rows(&self) -> usize {
+        self.batch * self.queries.len()
+    }
+
+    /// Keys of the call.
+    pub fn keys(&self) -> usize {
         self.batch * self.seq
     }
 
@@ -60,20 +69,22 @@ impl AttnShape {
     }
 
     fn check(&self, q: usize, k: usize, v: usize, doc_start: usize, lse: usize) {
-        let (rows, wide, narrow) = (self.rows(), self.q_width(), self.kv_width());
+        let (rows, keys) = (self.rows(), self.keys());
+        let (wide, narrow) = (self.q_width(), self.kv_width());
         assert!(
             self.kv_heads > 0 && self.heads.is_multiple_of(self.kv_heads) && self.head_dim > 0,
             "{self:?}: key/value heads must divide heads"
         );
         assert!(
-            q == rows * wide && k == rows * narrow && v == rows * narrow && doc_start == rows,
+            q == rows * wide && k == keys * narrow && v == keys * narrow && doc_start == rows,
             "{self:?}: q, k, v, doc_start of {q}, {k}, {v}, {doc_start} elements"
         );
         assert_eq!(lse, rows * self.heads, "{self:?}: log-sum-exp");
+        assert!(self.queries.end() <= self.seq, "{self:?}: queries behind the sequence");
     }
 }
 
-/// Tokens `rows` (of the whole call) of head `head` in a matrix of `heads` heads.
+/// Rows `rows` (of the whole call) of head `head` in a matrix of `heads` heads.
 fn head_block<'a>(
     data: &'a [f32],
     heads: usize,
@@ -85,7 +96,7 @@ fn head_block<'a>(
     Mat::new(data, data.len() / width, width).rows_range(rows).cols_range(head * head_dim..(head + 1) * head_dim)
 }
 
-/// Columns of key block `k0..k0 + BLOCK` that row `row` of its sequence sees, as (low, high) inside the block.
+/// Columns of key block `k0..k0 + BLOCK` that position `row` of its sequence sees, as (low, high) inside the block.
 #[inline(always)]
 fn visible(row: usize, doc_start: usize, k0: usize) -> (usize, usize) {
     let low = doc_start.clamp(k0, k0 + BLOCK) - k0;
@@ -93,7 +104,7 @@ fn visible(row: usize, doc_start: usize, k0: usize) -> (usize, usize) {
     (low, high.max(low))
 }
 
-/// First key block that some row of the query block sees.
+/// First key block that some row of the query tile sees.
 fn first_block(doc_start: &[u32]) -> usize {
     doc_start.iter().min().map_or(0, |&d| d as usize / BLOCK * BLOCK)
 }

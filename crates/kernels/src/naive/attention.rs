@@ -2,10 +2,11 @@
 
 use crate::AttnShape;
 
-/// Weights of one query row over all keys of its sequence; zero where it may not look.
-fn weights(s: &AttnShape, q: &[f32], k: &[f32], doc_start: &[u32], b: usize, i: usize, h: usize) -> (Vec<f64>, f64) {
+/// Weights of query `n` of sequence `b` over all keys; zero where it may not look.
+fn weights(s: &AttnShape, q: &[f32], k: &[f32], doc_start: &[u32], b: usize, n: usize, h: usize) -> (Vec<f64>, f64) {
     let (d, g) = (s.head_dim, h / (s.heads / s.kv_heads));
-    let row = b * s.seq + i;
+    let row = b * s.queries.len() + n;
+    let i = s.queries.positions().nth(n).expect("a query has a position");
     let q = &q[(row * s.heads + h) * d..][..d];
     let seen = doc_start[row] as usize..i + 1;
     let score = |j: usize| {
@@ -22,12 +23,12 @@ fn weights(s: &AttnShape, q: &[f32], k: &[f32], doc_start: &[u32], b: usize, i: 
 pub fn attention(s: &AttnShape, q: &[f32], k: &[f32], v: &[f32], doc_start: &[u32]) -> (Vec<f32>, Vec<f32>) {
     let d = s.head_dim;
     let mut o = vec![0.0; q.len()];
-    let mut lse = vec![0.0; s.batch * s.seq * s.heads];
+    let mut lse = vec![0.0; s.rows() * s.heads];
     for b in 0..s.batch {
-        for i in 0..s.seq {
+        for n in 0..s.queries.len() {
             for h in 0..s.heads {
-                let (p, l) = weights(s, q, k, doc_start, b, i, h);
-                let at = (b * s.seq + i) * s.heads + h;
+                let (p, l) = weights(s, q, k, doc_start, b, n, h);
+                let at = (b * s.queries.len() + n) * s.heads + h;
                 lse[at] = l as f32;
                 for e in 0..d {
                     o[at * d + e] = (0..s.seq).map(|j| p[j] * v[kv_at(s, b, j, h) + e] as f64).sum::<f64>() as f32;
@@ -55,10 +56,10 @@ pub fn attention_backward(
     let d = s.head_dim;
     let (mut dq, mut dk, mut dv) = (vec![0.0f64; q.len()], vec![0.0f64; k.len()], vec![0.0f64; v.len()]);
     for b in 0..s.batch {
-        for i in 0..s.seq {
+        for n in 0..s.queries.len() {
             for h in 0..s.heads {
-                let (p, _) = weights(s, q, k, doc_start, b, i, h);
-                let at = ((b * s.seq + i) * s.heads + h) * d;
+                let (p, _) = weights(s, q, k, doc_start, b, n, h);
+                let at = ((b * s.queries.len() + n) * s.heads + h) * d;
                 let dp: Vec<f64> = (0..s.seq)
                     .map(|j| (0..d).map(|e| d_o[at + e] as f64 * v[kv_at(s, b, j, h) + e] as f64).sum())
                     .collect();

@@ -1,7 +1,7 @@
 //! One call of every kernel on fixed inputs: (ctx, offset) -> all outputs. The offset shifts every buffer.
 
 use kernels::{
-    Acc, AdamW, AttnShape, Ctx, IGNORE, Mat, MatMut, RopeTable, XentStat, adamw, add_assign, attention,
+    Acc, AdamW, AttnShape, Ctx, IGNORE, Mat, MatMut, Queries, RopeTable, XentStat, adamw, add_assign, attention,
     attention_backward, embed, embed_backward, fill_normal, product, rms_norm, rms_norm_backward, rms_norm_weight_grad,
     rope, rope_backward, sum_squares, swiglu, swiglu_backward, xent_combine, xent_grad, xent_stats,
 };
@@ -80,7 +80,7 @@ fn rope_all(ctx: &Ctx, at: usize) -> Vec<f32> {
 fn attention_all(ctx: &Ctx, at: usize) -> Vec<f32> {
     let mut all = Vec::new();
     for (seq, head_dim, lengths) in [(150, 20, vec![10, 60, 75, 5]), (65, 64, vec![65])] {
-        let shape = AttnShape { batch: 2, seq, heads: 4, kv_heads: 2, head_dim };
+        let shape = AttnShape { batch: 2, seq, queries: Queries::all(seq), heads: 4, kv_heads: 2, head_dim };
         let docs = documents(&lengths).repeat(2);
         let (wide, narrow) = (shape.rows() * 4 * head_dim, shape.rows() * 2 * head_dim);
         let (q, k, v, d_o) = (input(1, wide, at), input(2, narrow, at), input(3, narrow, at), input(4, wide, at));

@@ -56,7 +56,7 @@ impl Executor<'_> {
         if group.len() == 1 {
             state.total = nodes.pop().map(|(_, data)| data).ok_or_else(|| unhosted(instr))?;
         } else {
-            let cells = self.run.layout.cells.clone();
+            let cells = self.run.layout.cells.iter().map(|cells| vec![cells.clone()]).collect();
             let mut plan = ReducePlan { leaves: self.run.grid.leaves(), cells, parts: state.parts.clone() };
             let mut mine: Vec<_> = nodes.iter().map(|(node, data)| (node.clone(), data.as_slice())).collect();
             mutant::leaves(self.mutant, &mut plan, &mut mine, self.place.at.dp);

@@ -2,7 +2,7 @@
 
 use std::ops::Range;
 
-use kernels::{Acc, AttnShape, Mat, MatMut};
+use kernels::{Acc, AttnShape, Mat, MatMut, Queries};
 use spec::Unit;
 use spec::tensors::Role;
 
@@ -16,6 +16,7 @@ fn shape(env: &Env) -> AttnShape {
     AttnShape {
         batch: env.lanes.len() * place.batch,
         seq: place.seq_lane,
+        queries: Queries::all(place.seq_lane),
         heads: place.heads_cell * place.num_cells(),
         kv_heads: place.kv_heads_cell * place.num_cells(),
         head_dim: place.head_dim,
