@@ -4,6 +4,7 @@ mod check;
 mod ckpt;
 mod data_cmd;
 mod demo;
+mod doctor;
 mod eval;
 mod profile_table;
 mod show;
@@ -43,6 +44,8 @@ enum Command {
     /// Turn text into tokens, look at data.
     #[command(subcommand)]
     Data(data_cmd::Command),
+    /// Is this machine fit, and how fast is it.
+    Doctor(doctor::Args),
     /// A rank process; started by `train`.
     #[command(name = ::train::launch::wire::RANK_COMMAND, hide = true)]
     Rank,
@@ -81,6 +84,7 @@ fn main() -> ExitCode {
         Command::Data(command) => data_cmd::run(&command),
         Command::Eval(args) => eval::run(&args),
         Command::Ckpt(command) => ckpt::run(&command),
+        Command::Doctor(args) => doctor::run(&args),
         Command::Rank => {
             // Ctrl-C at a terminal, `timeout` and service managers signal every process of the group; the parent decides.
             for signal in [signal_hook::consts::SIGINT, signal_hook::consts::SIGTERM] {

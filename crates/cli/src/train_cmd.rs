@@ -103,10 +103,14 @@ pub fn own_binary() -> Result<PathBuf, TrainError> {
 
 /// `runs/NAME-20260101T120000Z`, with a number behind it if that exists.
 pub fn default_folder(name: &str) -> PathBuf {
-    let seconds = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).map_or(0, |d| d.as_secs());
-    let base = format!("{name}-{}", utc(seconds));
+    let base = format!("{name}-{}", utc_now());
     let named = |n: u32| PathBuf::from("runs").join(if n == 1 { base.clone() } else { format!("{base}-{n}") });
     (1..).map(named).find(|path| !path.exists()).expect("there are many numbers")
+}
+
+/// Now, as 20260101T120000Z.
+pub fn utc_now() -> String {
+    utc(SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).map_or(0, |d| d.as_secs()))
 }
 
 /// Seconds since 1970 as 20260101T120000Z (civil-from-days of the proleptic Gregorian calendar).

@@ -2,9 +2,10 @@
 //!
 //! The grid defines the numbers, the layout only says where they are computed; rows are
 //! free, sums are ordered. This crate knows the shapes and the orders; it computes nothing
-//! and reads nothing but the run file and a model's `config.json`.
+//! and reads nothing but the run file, a model's `config.json` and the text of a cluster file.
 
 mod batch;
+pub mod cluster;
 mod error;
 pub mod grid;
 pub mod hf;

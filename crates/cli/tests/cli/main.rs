@@ -5,6 +5,7 @@ mod check;
 mod common;
 mod damaged;
 mod disk;
+mod doctor;
 mod layouts;
 mod megatron;
 mod orphans;
