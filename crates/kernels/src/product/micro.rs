@@ -1,29 +1,33 @@
 //! Register tiles: the innermost loop of the product.
 
-use crate::mat::MatMut;
+use crate::mat::{Mat, MatMut};
 use crate::simd::Level;
 #[cfg(target_arch = "x86_64")]
 use crate::simd::Path;
 
-/// Tile rows and columns of the 256-bit and scalar paths: 12 accumulators.
+/// Most rows, and columns, of a tile on the 256-bit and scalar paths: 12 accumulators.
 pub(super) const AVX2: (usize, usize) = (6, 16);
-/// Tile rows and columns of the 512-bit path: 28 accumulators.
+/// Most rows, and columns, of a tile on the 512-bit path: 28 accumulators.
 pub(super) const AVX512: (usize, usize) = (14, 32);
 const LARGEST: usize = AVX512.0 * AVX512.1;
 
-/// c = s or c += s for one tile (edges may be smaller); s from panels `a` (k x MR) and `b` (k x NR).
-pub(super) fn tile(level: Level, k: usize, a: &[f32], b: &[f32], mut c: MatMut, add: bool) {
+/// c = s or c += s for one tile; a: up to MR rows x k in any layout, `b` a panel (k x NR), c: as many rows, up to NR
+/// columns.
+pub(super) fn tile(level: Level, a: Mat, b: &[f32], mut c: MatMut, add: bool) {
     let (mr, nr) = super::tile(level);
-    assert!(a.len() == k * mr && b.len() == k * nr, "panels of {} and {} for k = {k}", a.len(), b.len());
-    if c.rows() == mr && c.cols() == nr {
-        // SAFETY: the panels have k rows, c is a whole tile with its stride, and the level is proven.
-        unsafe { run(level, k, a.as_ptr(), b.as_ptr(), c.ptr_at(0, 0), c.rs(), add) };
+    let (rows, k) = (a.rows, a.cols);
+    a.check();
+    assert!(b.len() == k * nr && rows <= mr, "tile of {rows} rows from a panel of {} for k = {k}", b.len());
+    assert!(c.rows() == rows && c.cols() <= nr, "{rows} rows into a tile of {} x {}", c.rows(), c.cols());
+    if c.cols() == nr {
+        // SAFETY: the panel has k rows of NR, `a` covers its view, c is a whole tile with its stride.
+        unsafe { run(level, a, b.as_ptr(), c.ptr_at(0, 0), c.rs(), add) };
     } else {
-        // Edges take the same path into a full tile, of which a part is kept.
+        // The last columns take the same path into a full tile, of which a part is kept.
         let mut full = [0.0f32; LARGEST];
-        // SAFETY: as above; `full` holds mr rows of stride nr.
-        unsafe { run(level, k, a.as_ptr(), b.as_ptr(), full.as_mut_ptr(), nr, false) };
-        for i in 0..c.rows() {
+        // SAFETY: as above; `full` holds at least `rows` rows of stride nr.
+        unsafe { run(level, a, b.as_ptr(), full.as_mut_ptr(), nr, false) };
+        for i in 0..rows {
             let row = c.row_mut(i);
             let part = &full[i * nr..];
             if add {
@@ -35,43 +39,72 @@ pub(super) fn tile(level: Level, k: usize, a: &[f32], b: &[f32], mut c: MatMut, 
     }
 }
 
+/// Calls `$f::<rows>` for a number of rows that is only known at run time.
+macro_rules! by_rows {
+    ($rows:expr, [$($n:literal)*], $f:ident, $args:tt) => {
+        match $rows {
+            $($n => by_rows!(@call $f, $n, $args),)*
+            rows => unreachable!("a tile of {rows} rows"),
+        }
+    };
+    (@call $f:ident, $n:literal, ($($arg:expr),*)) => { $f::<$n>($($arg),*) };
+}
+
 /// # Safety
-/// `a` and `b` hold k * MR and k * NR floats; c is MR rows of NR writable floats with stride `rs`.
-unsafe fn run(level: Level, k: usize, a: *const f32, b: *const f32, c: *mut f32, rs: usize, add: bool) {
+/// `a` covers its view (see [`Mat::check`]) and has at most MR rows; `b` holds `a.cols` * NR floats; c is `a.rows` rows
+/// of NR writable floats with stride `rs`.
+unsafe fn run(level: Level, a: Mat, b: *const f32, c: *mut f32, rs: usize, add: bool) {
+    let (rows, k) = (a.rows, a.cols);
+    let a = Broadcast { ptr: a.data.as_ptr(), rs: a.rs, ks: a.cs };
     // SAFETY: the caller's promise; a `Level` exists only for a path that the CPU has.
     unsafe {
         match level.path() {
             #[cfg(target_arch = "x86_64")]
-            Path::Avx512 => x86::avx512::<{ AVX512.0 }>(k, a, b, c, rs, add),
+            Path::Avx512 => {
+                use x86::avx512;
+                by_rows!(rows, [1 2 3 4 5 6 7 8 9 10 11 12 13 14], avx512, (k, a, b, c, rs, add))
+            }
             #[cfg(target_arch = "x86_64")]
-            Path::Avx2 => x86::avx2::<{ AVX2.0 }>(k, a, b, c, rs, add),
+            Path::Avx2 => {
+                use x86::avx2;
+                by_rows!(rows, [1 2 3 4 5 6], avx2, (k, a, b, c, rs, add))
+            }
             #[cfg(target_arch = "x86_64")]
-            Path::Fma => scalar_fma(k, a, b, c, rs, add),
-            _ => scalar(k, a, b, c, rs, add),
+            Path::Fma => by_rows!(rows, [1 2 3 4 5 6], scalar_fma, (k, a, b, c, rs, add)),
+            _ => by_rows!(rows, [1 2 3 4 5 6], scalar, (k, a, b, c, rs, add)),
         }
     }
+}
+
+/// The operand whose elements are spread over a vector: element (i, k) at `ptr + i * rs + k * ks`.
+#[derive(Clone, Copy)]
+struct Broadcast {
+    ptr: *const f32,
+    rs: usize,
+    ks: usize,
 }
 
 /// # Safety
 /// As [`run`], and the CPU has fused multiply-add.
 #[cfg(target_arch = "x86_64")]
 #[target_feature(enable = "fma")]
-unsafe fn scalar_fma(k: usize, a: *const f32, b: *const f32, c: *mut f32, rs: usize, add: bool) {
+unsafe fn scalar_fma<const MR: usize>(k: usize, a: Broadcast, b: *const f32, c: *mut f32, rs: usize, add: bool) {
     // SAFETY: the caller's promise.
-    unsafe { scalar(k, a, b, c, rs, add) }
+    unsafe { scalar::<MR>(k, a, b, c, rs, add) }
 }
 
 /// # Safety
 /// As [`run`].
 #[inline(always)]
-unsafe fn scalar(k: usize, a: *const f32, b: *const f32, c: *mut f32, rs: usize, add: bool) {
-    const MR: usize = AVX2.0;
+unsafe fn scalar<const MR: usize>(k: usize, a: Broadcast, b: *const f32, c: *mut f32, rs: usize, add: bool) {
     const NR: usize = AVX2.1;
     // SAFETY: the caller's promise.
-    let (a, b) = unsafe { (std::slice::from_raw_parts(a, k * MR), std::slice::from_raw_parts(b, k * NR)) };
+    let b = unsafe { std::slice::from_raw_parts(b, k * NR) };
     let mut s = [[0.0f32; NR]; MR];
-    for (a, b) in a.as_chunks::<MR>().0.iter().zip(b.as_chunks::<NR>().0) {
-        for (s, a) in s.iter_mut().zip(a) {
+    for (p, b) in b.as_chunks::<NR>().0.iter().enumerate() {
+        for (i, s) in s.iter_mut().enumerate() {
+            // SAFETY: element (i, p) of a.
+            let a = unsafe { *a.ptr.add(i * a.rs + p * a.ks) };
             for (s, b) in s.iter_mut().zip(b) {
                 *s = a.mul_add(*b, *s);
             }
@@ -90,6 +123,7 @@ unsafe fn scalar(k: usize, a: *const f32, b: *const f32, c: *mut f32, rs: usize,
 
 #[cfg(target_arch = "x86_64")]
 mod x86 {
+    use super::Broadcast;
     use std::arch::x86_64::*;
 
     macro_rules! tile_kernel {
@@ -101,7 +135,7 @@ mod x86 {
             #[target_feature(enable = $feature)]
             pub(super) unsafe fn $name<const MR: usize>(
                 k: usize,
-                a: *const f32,
+                a: Broadcast,
                 b: *const f32,
                 c: *mut f32,
                 rs: usize,
@@ -114,14 +148,17 @@ mod x86 {
                         _mm_prefetch::<_MM_HINT_T0>(c.add(i * rs).cast());
                         _mm_prefetch::<_MM_HINT_T0>(c.add(i * rs + 2 * $lanes - 1).cast());
                     }
-                    for p in 0..k {
-                        let (a, b) = (a.add(p * MR), b.add(p * 2 * $lanes));
+                    let (mut at, mut b) = (a.ptr, b);
+                    for _ in 0..k {
                         let (b0, b1) = ($load(b), $load(b.add($lanes)));
                         for i in 0..MR {
-                            let a = $set(*a.add(i));
+                            let a = $set(*at.add(i * a.rs));
                             s[i][0] = $fma(a, b0, s[i][0]);
                             s[i][1] = $fma(a, b1, s[i][1]);
                         }
+                        // One step beyond the last element is never read.
+                        at = at.wrapping_add(a.ks);
+                        b = b.add(2 * $lanes);
                     }
                     for i in 0..MR {
                         for j in 0..2 {

@@ -6,9 +6,10 @@ mod pack;
 pub(crate) use pack::Buffer;
 
 use std::cell::RefCell;
+use std::ops::Range;
 
 use crate::Acc;
-use crate::ctx::{Columns, Ctx};
+use crate::ctx::{Columns, Ctx, Part};
 use crate::mat::{Mat, MatMut};
 use crate::simd::{Level, Path};
 
@@ -16,8 +17,10 @@ use crate::simd::{Level, Path};
 pub const KC: usize = 256;
 /// Columns of b packed at a time; free of bits.
 const NC: usize = 1024;
-/// Rows of a packed at a time; free of bits, a multiple of every tile height.
-const MC: usize = 252;
+/// Most rows of a used with one block of b; free of bits.
+const MC: usize = 266;
+/// Columns of a apart by more than this are copied together first: else every step of a tile touches a page.
+const DIRECT_MAX: usize = 512;
 /// Multiply-adds below which one thread does all.
 const GRAIN_FMA: usize = 128 * 128 * 128;
 
@@ -33,68 +36,39 @@ pub fn product(ctx: &Ctx, a: Mat, b: Mat, c: MatMut, acc: Acc) {
     let (m, n, k) = (c.rows(), c.cols(), a.cols);
     let level = ctx.level();
     let pieces = (m.saturating_mul(n).saturating_mul(k) / GRAIN_FMA).clamp(1, ctx.threads());
-    let (mr, nr) = tile(level);
-    if pieces == 1 {
-        serial(level, a, b, c, acc);
-    } else if m >= n {
-        split_aligned(ctx, m.div_ceil(mr), pieces, mr, Aligned { part: c, step: mr }, &|rows, c| {
-            serial(level, a.rows_range(rows), b, c.part, acc);
+    let (_, nr) = tile(level);
+    let strips = n.div_ceil(nr);
+    // Threads that share columns of c would pack the same part of b, but strips may not come out even.
+    if strips.next_multiple_of(pieces) * 8 <= strips * 9 {
+        ctx.split_parts(strips, pieces, Strips { c, width: nr }, &|strips, Strips { c, .. }| {
+            let first = strips.start * nr;
+            serial(level, a, b.cols_range(first..first + c.cols()), c, acc);
         });
     } else {
-        split_aligned(ctx, n.div_ceil(nr), pieces, nr, Aligned { part: Columns(c), step: nr }, &|cols, c| {
-            serial(level, a, b.cols_range(cols), c.part.0, acc);
-        });
+        ctx.split_parts(m, pieces, c, &|rows, c| serial(level, a.rows_range(rows), b, c, acc));
     }
 }
 
-/// A part that is cut at whole tiles.
-struct Aligned<P> {
-    part: P,
-    step: usize,
+/// A matrix that is cut along its columns, at whole strips.
+struct Strips<'a> {
+    c: MatMut<'a>,
+    width: usize,
 }
 
-trait Len {
-    fn len(&self) -> usize;
-}
-
-impl Len for MatMut<'_> {
-    fn len(&self) -> usize {
-        self.rows()
-    }
-}
-
-impl Len for Columns<'_> {
-    fn len(&self) -> usize {
-        self.0.cols()
-    }
-}
-
-impl<P: crate::ctx::Part> crate::ctx::Part for Aligned<P> {
+impl Part for Strips<'_> {
     fn cut(self, at: usize) -> (Self, Self) {
-        let (a, b) = self.part.cut(at * self.step);
-        (Aligned { part: a, step: self.step }, Aligned { part: b, step: self.step })
+        let width = self.width;
+        let at = (at * width).min(self.c.cols());
+        let (Columns(a), Columns(b)) = Columns(self.c).cut(at);
+        (Strips { c: a, width }, Strips { c: b, width })
     }
 }
 
-fn split_aligned<P: crate::ctx::Part + Len>(
-    ctx: &Ctx,
-    tiles: usize,
-    pieces: usize,
-    step: usize,
-    part: Aligned<P>,
-    f: &(impl Fn(std::ops::Range<usize>, Aligned<P>) + Sync),
-) {
-    ctx.split_parts(tiles, pieces, part, &|range, part: Aligned<P>| {
-        let start = range.start * step;
-        f(start..start + part.part.len(), part);
-    });
-}
-
-/// Rows and columns of a register tile.
+/// Most rows, and columns, of a register tile.
 fn tile(level: Level) -> (usize, usize) {
     match level.path() {
-        Path::Avx512 => (micro::AVX512.0, micro::AVX512.1),
-        _ => (micro::AVX2.0, micro::AVX2.1),
+        Path::Avx512 => micro::AVX512,
+        _ => micro::AVX2,
     }
 }
 
@@ -120,34 +94,43 @@ pub(crate) fn serial(level: Level, a: Mat, b: Mat, mut c: MatMut, acc: Acc) {
         }
         return;
     }
-    let (mr, nr) = tile(level);
+    let (_, nr) = tile(level);
     SCRATCH.with_borrow_mut(|(a_buffer, b_buffer)| {
         for j0 in (0..n).step_by(NC) {
             let nb = NC.min(n - j0);
             for k0 in (0..k).step_by(KC) {
                 let kb = KC.min(k - k0);
                 let add = acc == Acc::Add || k0 > 0;
-                let b_panels = b_buffer.take(kb * nb.next_multiple_of(nr));
-                pack::pack(level, b.rows_range(k0..k0 + kb).cols_range(j0..j0 + nb).t(), nr, b_panels);
-                for i0 in (0..m).step_by(MC) {
-                    let mb = MC.min(m - i0);
-                    let a_panels = a_buffer.take(kb * mb.next_multiple_of(mr));
-                    pack::pack(level, a.rows_range(i0..i0 + mb).cols_range(k0..k0 + kb), mr, a_panels);
-                    let block = c.reborrow().rows_range(i0..i0 + mb).cols_range(j0..j0 + nb);
-                    multiply_block(level, kb, a_panels, b_panels, block, add);
+                let panels = b_buffer.take(kb * nb.next_multiple_of(nr));
+                pack::pack(level, b.rows_range(k0..k0 + kb).cols_range(j0..j0 + nb), nr, panels);
+                for rows in even(m, MC) {
+                    let block = c.reborrow().rows_range(rows.clone()).cols_range(j0..j0 + nb);
+                    let mut a = a.rows_range(rows).cols_range(k0..k0 + kb);
+                    if a.rs == 1 && a.cs > DIRECT_MAX {
+                        let buffer = a_buffer.take(a.rows * kb);
+                        a = pack::dense(level, a.t(), buffer).t();
+                    }
+                    multiply_block(level, a, panels, block, add);
                 }
             }
         }
     });
 }
 
-/// One block of c from packed panels.
-fn multiply_block(level: Level, kb: usize, a: &[f32], b: &[f32], mut c: MatMut, add: bool) {
+/// One block of c from a block of a in any layout and the panels of one block of b.
+fn multiply_block(level: Level, a: Mat, panels: &[f32], mut c: MatMut, add: bool) {
     let (mr, nr) = tile(level);
     let (m, n) = (c.rows(), c.cols());
-    for (j, b) in (0..n).step_by(nr).zip(b.chunks_exact(kb * nr)) {
-        for (i, a) in (0..m).step_by(mr).zip(a.chunks_exact(kb * mr)) {
-            micro::tile(level, kb, a, b, c.reborrow().rows_range(i..m.min(i + mr)).cols_range(j..n.min(j + nr)), add);
+    for (j, b) in (0..n).step_by(nr).zip(panels.chunks_exact(a.cols * nr)) {
+        let mut strip = c.reborrow().cols_range(j..n.min(j + nr));
+        for rows in even(m, mr) {
+            micro::tile(level, a.rows_range(rows.clone()), b, strip.reborrow().rows_range(rows), add);
         }
     }
+}
+
+/// Cuts `0..n` in as few ranges of at most `most` as can be, of about the same length.
+fn even(n: usize, most: usize) -> impl Iterator<Item = Range<usize>> {
+    let parts = n.div_ceil(most);
+    (0..parts).map(move |i| n * i / parts..n * (i + 1) / parts)
 }

@@ -1,4 +1,4 @@
-//! Packing: strips of a matrix, inner index first, so that the tile loop reads in order.
+//! Packing: strips of columns of the right operand, inner index first, so that the tile loop reads in order.
 
 use crate::mat::Mat;
 use crate::simd::{Level, by_level};
@@ -28,85 +28,92 @@ impl Buffer {
     }
 }
 
-/// Packs the rows of `m` (rows x k) in strips of `width` rows: `out[strip][k][row]`.
+/// Packs the columns of `b` (k x columns) in strips of `width`, 16 or 32: `out[strip][k][column]`.
 ///
-/// The rows that a last strip lacks hold anything: their results are thrown away.
-pub(super) fn pack(level: Level, m: Mat, width: usize, out: &mut [f32]) {
-    for (r, out) in (0..m.rows).step_by(width).zip(out.chunks_exact_mut(m.cols * width)) {
-        let part = m.rows_range(r..m.rows.min(r + width));
-        match width {
-            6 => strip::<6>(level, part, out),
-            14 => strip::<14>(level, part, out),
-            16 => strip::<16>(level, part, out),
-            _ => strip::<32>(level, part, out),
-        }
+/// The columns that the last strip lacks hold anything: their results are thrown away.
+pub(super) fn pack(level: Level, b: Mat, width: usize, out: &mut [f32]) {
+    b.check();
+    assert_eq!(out.len(), b.rows * b.cols.next_multiple_of(width), "panels of {} x {}", b.rows, b.cols);
+    if b.cs == 1 {
+        copy(level, b, width, out);
+    } else {
+        let strips = (0..b.cols).step_by(width).zip(out.chunks_exact_mut(b.rows * width));
+        strips.for_each(|(j, out)| match width {
+            16 => turn::<16>(level, b.cols_range(j..b.cols.min(j + width)), out),
+            _ => turn::<32>(level, b.cols_range(j..b.cols.min(j + width)), out),
+        });
     }
 }
 
-/// One strip: at most W rows.
-fn strip<const W: usize>(level: Level, m: Mat, out: &mut [f32]) {
-    if m.cs == 1 {
-        // Rows in memory become columns: a transpose.
-        let done = transpose::<W>(level, m, out);
-        let rows: [&[f32]; W] = std::array::from_fn(|i| &m.data[i.min(m.rows - 1) * m.rs..][..m.cols]);
-        for (k, out) in out.as_chunks_mut::<W>().0.iter_mut().enumerate().skip(done) {
-            *out = std::array::from_fn(|i| rows[i][k]);
-        }
-    } else if m.rs == 1 {
-        copy(level, m, W, out);
-    } else {
-        for (k, out) in out.as_chunks_mut::<W>().0.iter_mut().enumerate() {
-            for (i, out) in out[..m.rows].iter_mut().enumerate() {
-                *out = m.data[i * m.rs + k * m.cs];
-            }
+/// A dense copy of `m` whose rows are contiguous.
+pub(super) fn dense<'a>(level: Level, m: Mat, out: &'a mut [f32]) -> Mat<'a> {
+    copy_rows(level, m, out);
+    Mat::new(out, m.rows, m.cols)
+}
+
+by_level! {
+    fn copy_rows(m: Mat<'_>, out: &mut [f32]) {
+        for (i, out) in out.chunks_exact_mut(m.cols).enumerate() {
+            out.copy_from_slice(&m.data[i * m.rs..][..m.cols]);
         }
     }
 }
 
 by_level! {
-    /// A strip whose rows are neighbours in memory.
-    fn copy(m: Mat<'_>, width: usize, out: &mut [f32]) {
+    /// Strips of a matrix whose rows are contiguous.
+    fn copy(b: Mat<'_>, width: usize, out: &mut [f32]) {
         match width {
-            6 => copy_body::<6>(m, out),
-            14 => copy_body::<14>(m, out),
-            16 => copy_body::<16>(m, out),
-            _ => copy_body::<32>(m, out),
+            16 => copy_body::<16>(b, out),
+            _ => copy_body::<32>(b, out),
         }
     }
 }
+
+/// Strips copied side by side: long reads of a row, few places to write to.
+const TOGETHER: usize = 4;
 
 #[inline(always)]
-fn copy_body<const W: usize>(m: Mat, out: &mut [f32]) {
-    // What lies behind a short strip is as good as any, where there is something.
-    let whole = match m.data.len().checked_sub(W) {
-        Some(last) => (last / m.cs.max(1) + 1).min(m.cols),
-        None => 0,
-    };
-    let (head, tail) = out.as_chunks_mut::<W>().0.split_at_mut(whole);
-    for (k, out) in head.iter_mut().enumerate() {
-        out.copy_from_slice(&m.data[k * m.cs..][..W]);
+fn copy_body<const W: usize>(b: Mat, out: &mut [f32]) {
+    let (k, whole) = (b.rows, b.cols / W);
+    for (first, out) in (0..whole).step_by(TOGETHER).zip(out.chunks_mut(TOGETHER * k * W)) {
+        let strips = TOGETHER.min(whole - first);
+        for p in 0..k {
+            let row = &b.data[p * b.rs + first * W..][..strips * W];
+            for (strip, part) in row.as_chunks::<W>().0.iter().enumerate() {
+                out[(strip * k + p) * W..][..W].copy_from_slice(part);
+            }
+        }
     }
-    for (k, out) in tail.iter_mut().enumerate() {
-        for (i, out) in out[..m.rows].iter_mut().enumerate() {
-            *out = m.data[(whole + k) * m.cs + i];
+    let rest = b.cols % W;
+    let last = &mut out[whole * k * W..];
+    for (p, out) in last.as_chunks_mut::<W>().0.iter_mut().enumerate() {
+        out[..rest].copy_from_slice(&b.data[p * b.rs + whole * W..][..rest]);
+    }
+}
+
+/// One strip, at most W columns, of a matrix whose columns are contiguous (or nothing is): a transpose.
+fn turn<const W: usize>(level: Level, b: Mat, out: &mut [f32]) {
+    let done = if b.rs == 1 { transpose::<W>(level, b, out) } else { 0 };
+    for (p, out) in out.as_chunks_mut::<W>().0.iter_mut().enumerate().skip(done) {
+        for (j, out) in out[..b.cols].iter_mut().enumerate() {
+            *out = b.data[p * b.rs + j * b.cs];
         }
     }
 }
 
-/// Transposes the first columns of a strip with vectors; answers how many.
-fn transpose<const W: usize>(level: Level, m: Mat, out: &mut [f32]) -> usize {
+/// Transposes the first rows of a strip with vectors; answers how many.
+fn transpose<const W: usize>(level: Level, b: Mat, out: &mut [f32]) -> usize {
     #[cfg(target_arch = "x86_64")]
-    if level.has_avx2() && m.cols >= 8 {
-        m.check();
-        assert!(m.cs == 1 && m.rows > 0 && out.len() >= m.cols * W);
-        // A store of 8 floats passes the end of a narrow strip's row, into the next one, hence never from the last.
-        let columns = if W < 8 { (m.cols - 1) / 8 * 8 } else { m.cols / 8 * 8 };
-        // SAFETY: rows are clamped to those of m and columns <= m.cols, both checked; stores stay in the strip, see
-        // above; the CPU has the path.
-        unsafe { x86::transpose::<W>(m.data.as_ptr(), m.rs, m.rows, columns, out.as_mut_ptr()) };
-        return columns;
+    if level.has_avx2() && b.cols > 0 {
+        b.check();
+        assert!(b.rs == 1 && W.is_multiple_of(8) && out.len() >= b.rows * W);
+        let done = b.rows / 16 * 16;
+        // SAFETY: columns are clamped to those of b and `done` to its rows, both checked; out has as many rows of W;
+        // the CPU has the path.
+        unsafe { x86::transpose::<W>(b.data.as_ptr(), b.cs, b.cols, done, out.as_mut_ptr()) };
+        return done;
     }
-    let _ = (level, m, out);
+    let _ = (level, b, out);
     0
 }
 
@@ -114,30 +121,25 @@ fn transpose<const W: usize>(level: Level, m: Mat, out: &mut [f32]) -> usize {
 mod x86 {
     use std::arch::x86_64::*;
 
-    /// `out[k * W + i] = m[i * rs + k]` for k < columns (a multiple of 8), i < W; rows beyond `rows` repeat the last.
+    /// `out[p * W + j] = b[j * cs + p]` for p < k (a multiple of 16), j < W; columns beyond `columns` repeat the last.
     ///
     /// # Safety
-    /// m has `rows` > 0 rows of `columns` floats; out has columns * W floats, and a further W where W < 8; the CPU has AVX2.
+    /// b has `columns` > 0 columns of k floats, `cs` apart; out has k * W floats, W a multiple of 8; the CPU has AVX2.
     #[target_feature(enable = "avx2")]
-    pub(super) unsafe fn transpose<const W: usize>(
-        m: *const f32,
-        rs: usize,
-        rows: usize,
-        columns: usize,
-        out: *mut f32,
-    ) {
-        for k in (0..columns).step_by(8) {
-            // The last group of 14 rows starts at row 6: it repeats two.
-            for group in 0..W.div_ceil(8) {
-                let first = if W < 8 { 0 } else { (group * 8).min(W - 8) };
-                let mut r = [_mm256_setzero_ps(); 8];
-                for (i, r) in r.iter_mut().enumerate() {
-                    // SAFETY: the caller's promise.
-                    *r = unsafe { _mm256_loadu_ps(m.add((first + i).min(rows - 1) * rs + k)) };
-                }
-                for (i, r) in transpose_8x8(r).into_iter().enumerate() {
-                    // SAFETY: the caller's promise.
-                    unsafe { _mm256_storeu_ps(out.add((k + i) * W + first), r) };
+    pub(super) unsafe fn transpose<const W: usize>(b: *const f32, cs: usize, columns: usize, k: usize, out: *mut f32) {
+        // A whole cache line of each column before the next: they may share one set of the cache.
+        for p in (0..k).step_by(16) {
+            for j in (0..W).step_by(8) {
+                for p in [p, p + 8] {
+                    let mut r = [_mm256_setzero_ps(); 8];
+                    for (i, r) in r.iter_mut().enumerate() {
+                        // SAFETY: the caller's promise.
+                        *r = unsafe { _mm256_loadu_ps(b.add((j + i).min(columns - 1) * cs + p)) };
+                    }
+                    for (i, r) in transpose_8x8(r).into_iter().enumerate() {
+                        // SAFETY: the caller's promise.
+                        unsafe { _mm256_storeu_ps(out.add((p + i) * W + j), r) };
+                    }
                 }
             }
         }
