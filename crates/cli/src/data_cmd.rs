@@ -204,6 +204,7 @@ pub fn of_paths(paths: &[String]) -> DataConfig {
         eod: source == Source::Text || data::has_eod(paths[0].as_ref()),
         seed: 1,
         packing: Packing::Stream,
+        tokenizer: None,
         vocab: usize::MAX,
     }
 }

@@ -21,7 +21,8 @@ pub struct Args {
     /// A JSON file with `input_ids`, and if wanted `labels`, `position_ids`, `document_ids`: a list per sequence.
     #[arg(long, value_name = "FILE", required_unless_present = "data", conflicts_with = "data")]
     batch: Option<PathBuf>,
-    /// Folders of tokens, Megatron prefixes, or (for models of bytes) text: the loss over all of it.
+    /// Folders of tokens, Megatron prefixes or text (encoded with the model's tokenizer.json; without one, bytes): the
+    /// loss over all of it.
     #[arg(long, value_name = "PATH", num_args = 1.., conflicts_with_all = ["grads", "out"])]
     data: Vec<String>,
     /// With --data: tokens of a sequence.
@@ -95,15 +96,14 @@ pub fn run(args: &Args) -> Result<u8, TrainError> {
 /// Loss, perplexity and bits per byte over data.
 fn over_data(args: &Args, config: &HfConfig, weights: &HfFolder, simd: Simd) -> Result<u8, TrainError> {
     let tokenizer = args.model.join("tokenizer.json");
-    let text = args.data.iter().find(|path| !data::is_tokens(path.as_ref()));
-    if let Some(text) = text.filter(|_| tokenizer.exists()) {
-        return Err(TrainError::BadInput(format!(
-            "--data {text} is text, and the model has a tokenizer; first run `lockstep data tokenize --tokenizer {} --out DIR {text}`, then give DIR",
-            tokenizer.display()
-        )));
+    let (mut paths, text): (Vec<_>, Vec<_>) = args.data.iter().cloned().partition(|path| data::is_tokens(path.as_ref()));
+    let aside = (!text.is_empty() && tokenizer.exists()).then(|| aside::tokenize(&tokenizer, &text)).transpose()?;
+    match &aside {
+        Some(folder) => paths.push(folder.path().display().to_string()),
+        None => paths.clone_from(&args.data),
     }
     let run = Run::for_batch(&config.model, args.sequences, args.seq, &args.sets, crate::cores())?;
-    let data = crate::data_cmd::of_paths(&args.data);
+    let data = crate::data_cmd::of_paths(&paths);
     let data = Dataset::open(&DataConfig { vocab: config.model.vocab, ..data }, args.seq, None)?;
     let sum = eval::evaluate_data(&run, weights, &data, simd)?;
     let loss = sum.nats / sum.tokens.max(1) as f64;
@@ -123,4 +123,58 @@ fn over_data(args: &Args, config: &HfConfig, weights: &HfFolder, simd: Simd) -> 
     let bits = bits.map_or(String::new(), |bits| format!(" | {bits:.4} bits per byte"));
     line(&format!("loss {loss:.6} | perplexity {:.4}{bits} | {} tokens | {}", loss.exp(), sum.tokens, run.layout));
     Ok(0)
+}
+
+/// Text through the model's own tokenizer, in a folder that goes away with the evaluation.
+#[cfg(feature = "tokenizers")]
+mod aside {
+    use std::path::Path;
+
+    use data::tokenize::{self, Limits, Options, Vocabulary};
+    use data::tokenizer::Tokenizer;
+    use tempfile::TempDir;
+    use train::TrainError;
+
+    pub fn tokenize(tokenizer: &Path, text: &[String]) -> Result<TempDir, TrainError> {
+        let tokenizer = Tokenizer::open(tokenizer)?;
+        let folder = TempDir::new().map_err(|e| TrainError::BadInput(format!("cannot make a temporary folder: {e}")))?;
+        let eod = tokenizer.eod().map(|(id, name)| (id, name.to_owned()));
+        let vocabulary = Vocabulary { ids: tokenizer.ids(), eod, hash: tokenizer.hash() };
+        let options = Options {
+            inputs: text.to_vec(),
+            field: "text".into(),
+            out: folder.path().to_owned(),
+            jobs: crate::cores(),
+            // All of it is evaluated: nothing is filtered, and a broken line is an error.
+            limits: Limits { document_bytes_max: u64::MAX, repeat_share_max: 1.0 },
+            bad_lines_max: 0,
+        };
+        tokenize::run(&options, &vocabulary, &|| Box::new(tokenizer.encoder()), &mut |_| {})?;
+        Ok(folder)
+    }
+}
+
+/// This build has no tokenizers.
+#[cfg(not(feature = "tokenizers"))]
+mod aside {
+    use std::path::{Path, PathBuf};
+
+    use train::TrainError;
+
+    /// Never made.
+    pub struct Folder(PathBuf);
+
+    impl Folder {
+        pub fn path(&self) -> &Path {
+            &self.0
+        }
+    }
+
+    pub fn tokenize(tokenizer: &Path, text: &[String]) -> Result<Folder, TrainError> {
+        Err(TrainError::BadInput(format!(
+            "--data {} is text and the model has a tokenizer ({}), but this lockstep was built without tokenizers; build it with `cargo build --release --locked --features tokenizers`",
+            text[0],
+            tokenizer.display()
+        )))
+    }
 }

@@ -116,6 +116,36 @@ pub enum DataError {
         /// The same of the first.
         expected: String,
     },
+    /// A tokenizer for samples that is not the data's.
+    #[error(
+        "data.tokenizer = {path} ({tokenizer}) is not the tokenizer that {folder} was written with ({expected}): samples \
+         would be noise; name that one",
+        path = path.display(), folder = folder.display()
+    )]
+    Speech {
+        /// The tokenizer.
+        path: PathBuf,
+        /// The start of its hash.
+        tokenizer: String,
+        /// The token folder.
+        folder: PathBuf,
+        /// The start of the hash of its tokenizer.
+        expected: String,
+    },
+    /// A file whose bytes are not text.
+    #[error(
+        "{path} ({key}) would be read as plain text, byte by byte, with its {what}; `lockstep data tokenize` reads it, and \
+         data.source = \"tokens\" trains on what that writes",
+        path = path.display()
+    )]
+    NotPlain {
+        /// The file.
+        path: PathBuf,
+        /// The key of the run file that led to it.
+        key: &'static str,
+        /// What in it is not text.
+        what: &'static str,
+    },
     /// End-of-document tokens are asked for, and the tokenizer has none.
     #[error("{path} names no end-of-document token, but data.eod = true; tokenize with `--eod TOKEN`, or set data.eod to false", path = path.display())]
     NoEod {

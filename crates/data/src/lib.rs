@@ -27,6 +27,7 @@ mod permute;
 mod random;
 #[cfg(test)]
 mod scratch;
+mod speech;
 pub mod stats;
 mod store;
 mod stream;
@@ -38,6 +39,7 @@ pub mod tokenizer;
 
 pub use dataset::Dataset;
 pub use error::DataError;
+pub use speech::Speech;
 
 /// The target of a position that has none.
 pub const IGNORE: u32 = u32::MAX;

@@ -213,6 +213,7 @@ mod tests {
             eod: true,
             seed: 1,
             packing: Packing::Stream,
+            tokenizer: None,
             vocab: 257,
         };
         let stats = of(&config, 6, 1).expect("opens");

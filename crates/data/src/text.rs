@@ -38,7 +38,7 @@ struct File {
 /// left out, and so is every file in `without` (canonical paths). `key` is the key of the run file, for messages.
 ///
 /// # Errors
-/// The path with what is wrong with it: [`DataError::Read`], `NotAFile`, `Empty`, `NulFilled`, `NoText`; `AllHeldOut`
+/// The path with what is wrong with it: [`DataError::Read`], `NotAFile`, `NotPlain`, `Empty`, `NulFilled`, `NoText`; `AllHeldOut`
 /// where `without` left nothing.
 pub(crate) fn read(
     into: &mut Documents,
@@ -53,6 +53,9 @@ pub(crate) fn read(
         list(path, true, key, &mut files)?;
         let mut found = false;
         for file in &files {
+            if let Some(what) = not_plain(&file.path) {
+                return Err(DataError::NotPlain { path: file.path.clone(), key, what });
+            }
             let bytes = fs::read(&file.path).map_err(|source| unreadable(&file.path, key, source))?;
             if bytes.is_empty() && file.named {
                 return Err(DataError::Empty { path: file.path.clone(), key });
@@ -78,6 +81,15 @@ pub(crate) fn read(
             Err(DataError::AllHeldOut { documents: held_out.len() as u64, path: path.clone() })
         }
         _ => Ok(()),
+    }
+}
+
+/// What of a file with such a name is not text.
+fn not_plain(path: &Path) -> Option<&'static str> {
+    match path.extension()?.to_str()? {
+        "jsonl" | "ndjson" => Some("JSON syntax"),
+        "gz" | "zst" => Some("compression"),
+        _ => None,
     }
 }
 

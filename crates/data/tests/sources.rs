@@ -70,6 +70,10 @@ fn what_cannot_be_read_is_named() {
     let (error, said) = refusal(&text(&[&empty]), 8);
     assert!(matches!(error, DataError::Empty { .. }) && said.contains(&empty), "{said}");
 
+    let lines = folder.write("lines.jsonl", "{\"text\": \"enough text for a sequence\"}");
+    let (error, said) = refusal(&text(&[&lines]), 8);
+    assert!(matches!(error, DataError::NotPlain { .. }) && said.contains("lockstep data tokenize"), "{said}");
+
     let good = folder.write("good.txt", "enough text for a sequence");
     let nul = folder.write("torn.txt", [0; 77]);
     let (error, said) = refusal(&text(&[&good, &nul]), 8);

@@ -2,9 +2,12 @@
 
 #![cfg(feature = "tokenizers")]
 
+mod common;
+
 use std::path::{Path, PathBuf};
 
 use data::tokenizer::Tokenizer;
+use data::{DataError, Speech};
 use proptest::prelude::*;
 use serde_json::Value;
 
@@ -20,6 +23,11 @@ fn golden() -> Option<PathBuf> {
 
 /// A byte-level BPE of 256 bytes and a few merges, split by `pre`, with `normalizer`.
 fn small(normalizer: &str, pre: &str) -> Tokenizer {
+    Tokenizer::parse(small_file(normalizer, pre).as_bytes(), Path::new("small.json")).expect("a tokenizer")
+}
+
+/// The file of [`small`].
+fn small_file(normalizer: &str, pre: &str) -> String {
     let mut next = 256;
     let mut vocab: Vec<String> = (0..256u32)
         .map(|byte| {
@@ -33,7 +41,7 @@ fn small(normalizer: &str, pre: &str) -> Tokenizer {
     vocab.extend(merges.iter().map(|pair| pair.concat()));
     let vocab: serde_json::Map<String, Value> =
         vocab.into_iter().enumerate().map(|(id, token)| (token, id.into())).collect();
-    let file = format!(
+    format!(
         r#"{{"version":"1.0","truncation":null,"padding":null,"normalizer":{normalizer},"pre_tokenizer":{pre},
         "post_processor":null,"decoder":{{"type":"ByteLevel","add_prefix_space":false,"trim_offsets":true,"use_regex":true}},
         "added_tokens":[{{"id":262,"content":"<|endoftext|>","single_word":false,"lstrip":false,"rstrip":false,
@@ -43,8 +51,7 @@ fn small(normalizer: &str, pre: &str) -> Tokenizer {
         "vocab":{},"merges":{}}}}}"#,
         Value::Object(vocab),
         serde_json::to_string(&merges).expect("JSON"),
-    );
-    Tokenizer::parse(file.as_bytes(), Path::new("small.json")).expect("a tokenizer")
+    )
 }
 
 const BYTE_LEVEL: &str = r#"{"type":"ByteLevel","add_prefix_space":false,"trim_offsets":true,"use_regex":true}"#;
@@ -199,4 +206,32 @@ fn what_is_no_tokenizer_is_refused_by_name() {
         let error = Tokenizer::parse(broken.as_bytes(), Path::new("broken.json")).expect_err(broken);
         assert!(error.to_string().contains("broken.json"), "{error}");
     }
+}
+
+#[test]
+fn samples_speak_the_tokenizer_of_the_data() {
+    let folder = common::Scratch::new();
+    let (file, other) = (small_file("null", BYTE_LEVEL), small_file("null", &split(r"\s+")));
+    let [ours, theirs] = [("a.json", file), ("b.json", other)].map(|(name, content)| folder.write(name, content));
+    let input = folder.write("text.txt", "the theatre there");
+    let out = folder.path().join("tokens");
+    let tokenizer = Tokenizer::open(Path::new(&ours)).unwrap();
+    let vocabulary =
+        data::tokenize::Vocabulary { ids: tokenizer.ids(), eod: None, hash: tokenizer.hash() };
+    let encoder = || Box::new(tokenizer.encoder()) as Box<dyn data::tokenize::Encode>;
+    data::tokenize::run(&common::options(&[&input], &out), &vocabulary, &encoder, &mut |_| {}).unwrap();
+
+    let config = |name: &str| spec::run::DataConfig {
+        tokenizer: Some(name.to_owned()),
+        ..common::tokens(&[&out.display().to_string()])
+    };
+    let speech = Speech::open(&config(&ours)).unwrap();
+    let ids = speech.encode("the end").unwrap();
+    assert!(ids.len() < 7, "pairs are merged: {ids:?}");
+    assert_eq!((speech.decode(&ids).unwrap().as_str(), speech.ids()), ("the end", 263));
+    let error = Speech::open(&config(&theirs)).unwrap_err();
+    assert!(matches!(error, DataError::Speech { .. }) && error.to_string().contains("name that one"), "{error}");
+    assert!(matches!(Speech::open(&config("absent.json")).unwrap_err(), DataError::Read { .. }));
+    let bytes = Speech::open(&common::text(&[&input])).unwrap();
+    assert_eq!(bytes.encode("a\u{e9}").unwrap(), [0x61, 0xc3, 0xa9]);
 }

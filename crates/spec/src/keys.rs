@@ -83,6 +83,7 @@ keys! {
     "data.masks" Bool "true" true "documents in a sequence do not see each other; positions restart";
     "data.eod" Bool "true" true "an end-of-document token after every document: id 256 of text, the tokenizer's of token folders; Megatron files stay as they are";
     "data.seed" Seed "1" true "seed of the data order";
+    "data.tokenizer" Text "" false "the tokenizer.json of source = \"tokens\", for text samples";
     "data.packing" Text "" true "stream (unset): documents one after another; bestfit: whole documents where they leave the least room";
     "train.steps" Int "" true "optimizer steps";
     "train.batch" Int "" true "sequences per step";

@@ -88,6 +88,8 @@ pub struct DataConfig {
     pub seed: u64,
     /// How documents become sequences.
     pub packing: Packing,
+    /// The `tokenizer.json` of token files, as written; samples are written with it.
+    pub tokenizer: Option<String>,
     /// Token ids that the model has; larger ones are refused.
     pub vocab: usize,
 }
@@ -190,11 +192,11 @@ impl Run {
         let request = layout_request(&values)?;
         let layout = Layout::resolve(&request, &grid, &model, cores)?;
         let data = data(&values, &model)?;
-        if train.sample.every > 0 && data.source == Source::Tokens {
+        if train.sample.every > 0 && data.source == Source::Tokens && data.tokenizer.is_none() {
             return Err(SpecError::law(
-                "train.sample_every writes text byte by byte, and data.source = tokens has other ids",
+                "train.sample_every asks for text, and data.source = \"tokens\" has ids",
                 format!("sample_every {}, data.source {}", train.sample.every, data.source),
-                "set train.sample_every to 0",
+                "set data.tokenizer to the tokenizer.json that the tokens were written with, or train.sample_every to 0",
             ));
         }
         let checkpoint = checkpoint(&values)?;
@@ -312,6 +314,7 @@ pub(crate) fn data(values: &Values, model: &Model) -> Result<DataConfig, SpecErr
         eod: values.bool("data.eod").expect("has a default"),
         seed: values.need("data.seed")? as u64,
         packing: if values.text("data.packing").is_some() { word(values, "data.packing")? } else { Packing::Stream },
+        tokenizer: values.text("data.tokenizer").map(str::to_owned),
         vocab: model.vocab,
     };
     let needed = 256 + usize::from(data.eod);

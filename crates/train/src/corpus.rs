@@ -1,6 +1,6 @@
 //! The data of a run: what it trains on, and every held-out set.
 
-use data::{DataError, Dataset};
+use data::{DataError, Dataset, Speech};
 use spec::Run;
 use spec::run::DataConfig;
 
@@ -11,6 +11,8 @@ pub struct Corpus {
     pub main: Dataset,
     /// Further held-out sets, by name.
     pub sets: Vec<(String, Dataset)>,
+    /// How samples are written; `None` where the run writes none.
+    pub speech: Option<Speech>,
 }
 
 impl Corpus {
@@ -36,6 +38,7 @@ impl Corpus {
             Ok((name.clone(), open(&config)?))
         };
         let sets = run.data.validation_sets.iter().map(set).collect::<Result<_, DataError>>()?;
-        Ok(Self { main, sets })
+        let speech = (run.train.sample.every > 0).then(|| Speech::open(&run.data)).transpose()?;
+        Ok(Self { main, sets, speech })
     }
 }

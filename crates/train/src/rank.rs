@@ -307,7 +307,8 @@ impl RankRun<'_> {
         let began = Instant::now();
         let config = &self.job.run.train.sample;
         let draw = Sampling { temperature: config.temperature, top_k: config.top_k, seed: step };
-        let text = self.executor.write_text(&self.eval, &config.prompt, config.tokens, draw)?;
+        let Some(speech) = &self.job.data.speech else { return Ok(()) };
+        let text = self.executor.write_text(&self.eval, speech, &config.prompt, config.tokens, draw)?;
         self.spent("sample", began);
         self.say(Event::Sample { step, text });
         Ok(())

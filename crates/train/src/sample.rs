@@ -5,6 +5,7 @@ use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 
 use checkpoint::Checkpoint;
+use data::Speech;
 use fabric::FabricOptions;
 use kernels::{Ctx, Simd};
 use program::instr::block_rows;
@@ -27,7 +28,7 @@ pub struct Sampling {
     pub seed: u64,
 }
 
-/// `len` bytes that follow `prompt`, by the model in `from`. `run` is any run of that model; its layout is not used.
+/// `len` tokens that follow `prompt`, by the model in `from`. `run` is any run of that model; its layout is not used.
 ///
 /// # Errors
 /// A checkpoint that is not of this model or is damaged.
@@ -56,7 +57,7 @@ pub fn continue_text(
     let mut executor = Executor::new(&run, &ctx, endpoint, Arc::new(AtomicBool::new(false)));
     persist::load(&mut executor, &checkpoint)?;
     let program = program::lower(&run, 0, Mode::Eval);
-    executor.write_text(&program, prompt, len, sampling)
+    executor.write_text(&program, &Speech::open(&run.data)?, prompt, len, sampling)
 }
 
 fn draw(logits: &[f32], sampling: Sampling, index: u64) -> u32 {
@@ -87,11 +88,12 @@ impl Executor<'_> {
     pub fn write_text(
         &mut self,
         program: &Program,
+        speech: &Speech,
         prompt: &str,
         len: usize,
         sampling: Sampling,
     ) -> Result<String, TrainError> {
-        let mut tokens: Vec<u32> = prompt.bytes().map(u32::from).collect();
+        let mut tokens = speech.encode(prompt)?;
         if tokens.is_empty() {
             tokens.push(data::EOD.min(self.run.model.vocab as u32 - 1));
         }
@@ -99,9 +101,9 @@ impl Executor<'_> {
             let window = &tokens[tokens.len().saturating_sub(self.run.train.seq)..];
             let logits = self.next_logits(program, window)?;
             // End of document and padding are not text.
-            tokens.push(draw(&logits[..logits.len().min(256)], sampling, i as u64));
+            tokens.push(draw(&logits[..logits.len().min(speech.ids())], sampling, i as u64));
         }
-        Ok(data::decode(&tokens))
+        Ok(speech.decode(&tokens)?)
     }
 
     /// Logits after the last of `window`, at most a sequence of tokens: the forward of the first unit alone, by the ranks

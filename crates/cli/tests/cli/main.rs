@@ -7,7 +7,7 @@ mod damaged;
 mod disk;
 mod doctor;
 mod layouts;
-mod megatron;
+mod tokens;
 mod orphans;
 mod output;
 mod pin;

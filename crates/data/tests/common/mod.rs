@@ -19,6 +19,7 @@ pub fn text(paths: &[&str]) -> DataConfig {
         seed: 1,
         weights: Vec::new(),
         packing: Packing::Stream,
+        tokenizer: None,
         vocab: 257,
     }
 }

@@ -1,4 +1,4 @@
-//! Megatron files do not tell the bytes behind their tokens: no bits per byte are made up.
+//! Runs on tokens: what is known of their bytes, and which tokenizer speaks for them.
 
 use crate::common::Lab;
 
@@ -48,4 +48,38 @@ fn bits_per_byte_are_told_only_where_bytes_are_known() {
     assert!(json.stdout.contains("\"bits_per_byte\":null") && json.stdout.contains("\"bytes\":null"), "{json}");
     lab.write("words.txt", "some text that is long enough for a sequence or two of tokens");
     assert!(eval(&["words.txt"]).stdout.contains(" bits per byte | "));
+}
+
+#[cfg(feature = "tokenizers")]
+#[test]
+fn text_goes_through_the_tokenizer_of_the_model() {
+    let lab = Lab::new();
+    let words: Vec<String> = (0..100).map(|id| format!("\"w{id}\":{id}")).collect();
+    let tokenizer = format!(
+        r#"{{"version":"1.0","truncation":null,"padding":null,"added_tokens":[],"normalizer":null,
+        "pre_tokenizer":{{"type":"Whitespace"}},"post_processor":null,"decoder":null,
+        "model":{{"type":"WordLevel","vocab":{{{}}},"unk_token":"w0"}}}}"#,
+        words.join(",")
+    );
+    lab.train("byte", &[], &[]).expect(0);
+    lab.lockstep(&["ckpt", "export", "byte", "--hf", "hf"]).expect(0);
+    lab.write("hf/tokenizer.json", &tokenizer);
+    let text: Vec<String> = (0..64).map(|i| format!("w{}", i * 7 % 100)).collect();
+    lab.write("words.txt", text.join(" "));
+    let words = ["eval", "--model", "hf", "--seq", "16", "--sequences", "2", "--json", "--data", "words.txt"];
+    let direct = lab.lockstep(&words).expect(0);
+    assert!(direct.stdout.contains("\"tokens\":63"), "{direct}");
+    lab.lockstep(&["data", "tokenize", "--tokenizer", "hf/tokenizer.json", "--out", "ids", "words.txt"]).expect(0);
+    let twice = lab.lockstep(&[&words[..9], &["ids"]].concat()).expect(0);
+    let loss = |out: &str| out.split("\"loss\":").nth(1).and_then(|rest| rest.split(',').next().map(str::to_owned));
+    assert_eq!(loss(&direct.stdout), loss(&twice.stdout), "the same tokens");
+
+    // Samples of a run on these tokens speak the same tokenizer.
+    let sets = ["data.source=tokens", "data.paths=[\"ids\"]", "data.eod=false", "data.validation=0"];
+    let sample = ["train.sample_every=1", "train.sample_tokens=3", "train.sample_prompt=w1 w2", "train.seq=16"];
+    let refused = lab.train("mute", &[], &[&sets[..], &sample[..]].concat()).expect(2);
+    assert!(refused.stderr.contains("data.tokenizer"), "{refused}");
+    let with = [&sets[..], &sample[..], &["data.tokenizer=hf/tokenizer.json"]].concat();
+    let spoken = lab.train("spoken", &[], &with).expect(0);
+    assert!(spoken.stdout.contains("w1 w2 w"), "{spoken}");
 }
