@@ -96,7 +96,8 @@ pub fn run(args: &Args) -> Result<u8, TrainError> {
 /// Loss, perplexity and bits per byte over data.
 fn over_data(args: &Args, config: &HfConfig, weights: &HfFolder, simd: Simd) -> Result<u8, TrainError> {
     let tokenizer = args.model.join("tokenizer.json");
-    let (mut paths, text): (Vec<_>, Vec<_>) = args.data.iter().cloned().partition(|path| data::is_tokens(path.as_ref()));
+    let (mut paths, text): (Vec<_>, Vec<_>) =
+        args.data.iter().cloned().partition(|path| data::is_tokens(path.as_ref()));
     let aside = (!text.is_empty() && tokenizer.exists()).then(|| aside::tokenize(&tokenizer, &text)).transpose()?;
     match &aside {
         Some(folder) => paths.push(folder.path().display().to_string()),
@@ -137,7 +138,8 @@ mod aside {
 
     pub fn tokenize(tokenizer: &Path, text: &[String]) -> Result<TempDir, TrainError> {
         let tokenizer = Tokenizer::open(tokenizer)?;
-        let folder = TempDir::new().map_err(|e| TrainError::BadInput(format!("cannot make a temporary folder: {e}")))?;
+        let folder =
+            TempDir::new().map_err(|e| TrainError::BadInput(format!("cannot make a temporary folder: {e}")))?;
         let eod = tokenizer.eod().map(|(id, name)| (id, name.to_owned()));
         let vocabulary = Vocabulary { ids: tokenizer.ids(), eod, hash: tokenizer.hash() };
         let options = Options {

@@ -216,8 +216,7 @@ fn samples_speak_the_tokenizer_of_the_data() {
     let input = folder.write("text.txt", "the theatre there");
     let out = folder.path().join("tokens");
     let tokenizer = Tokenizer::open(Path::new(&ours)).unwrap();
-    let vocabulary =
-        data::tokenize::Vocabulary { ids: tokenizer.ids(), eod: None, hash: tokenizer.hash() };
+    let vocabulary = data::tokenize::Vocabulary { ids: tokenizer.ids(), eod: None, hash: tokenizer.hash() };
     let encoder = || Box::new(tokenizer.encoder()) as Box<dyn data::tokenize::Encode>;
     data::tokenize::run(&common::options(&[&input], &out), &vocabulary, &encoder, &mut |_| {}).unwrap();
 
