@@ -105,6 +105,7 @@ fn export(path: &Path, out: &Path, dtype: &str, shard_bytes_max: u64) -> Result<
     };
     let (found, folder) = open(path)?;
     let run = Run::load(&folder.join("run.toml"), &[], crate::cores())?;
+    spec::hf::Arch::holds(&run.model)?;
     let source = run.from.as_ref().map(|from| HfConfig::read(&from.join(hf::CONFIG))).transpose()?;
     // A folder goes back in the style in which it came.
     let newer = source.as_ref().is_some_and(|config| config.key("rope_parameters").is_some());

@@ -99,12 +99,22 @@ impl Show {
     }
 }
 
+/// What the step line says about experts.
+fn load(experts: &events::ExpertLoad) -> String {
+    let aux = experts.aux_loss.map_or(String::new(), |aux| format!(" | aux {aux:.4}"));
+    let copies = match experts.copies_per_token {
+        0.0 => String::new(),
+        copies => format!(" | copies/token {copies:.2}"),
+    };
+    format!(" | load {:.2} max/mean, MaxVio {:.2}{copies}{aux}", experts.max_over_mean, experts.max_vio)
+}
+
 fn text(event: &Event) -> Option<String> {
     Some(match event {
         Event::Notice { text } => text.clone(),
         Event::RankStarted { rank, pid } => format!("rank {rank} is process {pid}"),
         Event::Step(s) => format!(
-            "step {}/{} | loss {:.4} | grad_norm {:.2} | lr {} | tok/s {:.0} | tok/s/rank {:.0} | mfu {:.1}% | {:.0} ms",
+            "step {}/{} | loss {:.4} | grad_norm {:.2} | lr {} | tok/s {:.0} | tok/s/rank {:.0} | mfu {:.1}% | {:.0} ms{}",
             s.step,
             s.steps,
             s.loss,
@@ -113,7 +123,8 @@ fn text(event: &Event) -> Option<String> {
             s.tokens_per_s,
             s.tokens_per_s_rank,
             100.0 * s.mfu,
-            1000.0 * s.seconds
+            1000.0 * s.seconds,
+            s.experts.as_ref().map_or_else(String::new, load)
         ),
         Event::Validation { step, set, loss, bits_per_byte, best, .. } => {
             let mark = if *best { " | best" } else { "" };
@@ -175,6 +186,7 @@ mod tests {
             tokens_per_s: 12345.2,
             tokens_per_s_rank: 3086.3,
             mfu: 0.6123,
+            experts: None,
         };
         let want = "step 12/200 | loss 3.1415 | grad_norm 0.98 | lr 3.00e-04 | tok/s 12345 | tok/s/rank 3086 | mfu 61.2% | 333 ms";
         assert_eq!(text(&Event::Step(step)).unwrap(), want);

@@ -112,6 +112,20 @@ pub enum Event {
     },
 }
 
+/// How evenly the rows of a step went to the experts.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
+pub struct ExpertLoad {
+    /// Rows of the fullest expert over the mean, of the worst layer.
+    pub max_over_mean: f64,
+    /// (max - mean) / mean, mean over the layers (MaxVio of arXiv 2408.15664).
+    pub max_vio: f64,
+    /// Copies of a row that travel to ranks with its experts, mean; 0 where every rank has all experts.
+    pub copies_per_token: f64,
+    /// Auxiliary loss without its coefficient; it is not part of the step's loss.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub aux_loss: Option<f64>,
+}
+
 /// One committed step.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Step {
@@ -135,6 +149,9 @@ pub struct Step {
     pub tokens_per_s_rank: f64,
     /// Model FLOPs over the measured peak of the same cores, 0 to 1.
     pub mfu: f64,
+    /// Only with experts.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub experts: Option<ExpertLoad>,
 }
 
 /// What a rank did, counted.

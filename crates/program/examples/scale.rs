@@ -24,6 +24,7 @@ fn main() {
         qk_norm: false,
         tied: false,
         init_std: 0.02,
+        moe: None,
     };
     let (dp, seq) = (ranks / 128, 8192);
     let grid = Grid::new(&model, 16 * dp, seq, 1, Some(dp), 8).expect("a valid grid");

@@ -13,11 +13,12 @@
 //! (Rabenseifner, "Optimization of Collective Reduction Operations", 2004). A group of one
 //! sends nothing: then own = n and g - 1 = 0.
 
+use spec::moe::AuxScope;
 use spec::tensors::{Cut, Role, STATE_CHUNK};
 use spec::tree::subtrees;
 use spec::{Coords, Grid, Layout, Model};
 
-use crate::instr::{Exchange, block_rows, blocks_of_lane};
+use crate::instr::{Exchange, Mode, block_rows, blocks_of_lane};
 use crate::ownership::owners;
 use crate::state::{cells_hosted, chunk_tensors, hosted, norm_elements, slice_lens, tied_apart};
 
@@ -31,8 +32,12 @@ const STATS: u64 = 3;
 /// Sizes over the data axis of one chunk's state on one rank; the same at every tensor position.
 #[derive(Debug, Clone)]
 struct ChunkSizes {
-    /// Elements of the chunk's norm vectors.
+    /// Elements of the chunk's norm vectors and routers.
     norms: u64,
+    /// Elements of the chunk's gradients that have a leaf per slice; 0 with one tensor cell.
+    slices: u64,
+    /// Layers of the chunk.
+    layers: u64,
     /// Elements of all gradients.
     gradients: u64,
     /// Elements of the gradients that each data position owns.
@@ -65,6 +70,12 @@ pub struct Sizes {
     units: Vec<u64>,
     /// Elements of the hosted slices of a tied embedding.
     tied: u64,
+    /// Experts of a layer; 0: dense.
+    experts: u64,
+    /// There is an auxiliary loss.
+    aux: bool,
+    /// Its counts are pooled over the layers.
+    pooled: bool,
     chunks: Vec<ChunkSizes>,
 }
 
@@ -83,6 +94,9 @@ impl Sizes {
             dp_subtrees: layout.cells.iter().map(|part| count(grid.dp, part.clone())).collect(),
             units: layout.cells.iter().map(|part| (part.len() * grid.microbatches) as u64).collect(),
             tied: (model.vocab_padded() / layout.tp * model.hidden) as u64,
+            experts: model.moe.as_ref().map_or(0, |moe| moe.experts as u64),
+            aux: model.moe.as_ref().is_some_and(|moe| moe.aux_loss > 0.0),
+            pooled: model.moe.as_ref().is_some_and(|moe| moe.aux_loss > 0.0 && moe.aux_scope == AuxScope::Pooled),
             chunks: (0..layout.chunks()).map(|chunk| ChunkSizes::new(model, grid, layout, chunk)).collect(),
         }
     }
@@ -101,9 +115,31 @@ impl Sizes {
         self.layout.tp as u64 - 1
     }
 
-    /// The residual stream, or its gradient, between two chunks: the sender's sequence slices.
-    pub fn activation(&self) -> u64 {
-        FLOAT * self.own_rows()
+    /// The residual stream, or its gradient, between two chunks: the sender's sequence slices, and in training the
+    /// router counts of a pooled auxiliary loss.
+    pub fn activation(&self, mode: Mode) -> u64 {
+        let counts = if self.pooled && mode == Mode::Train { self.experts } else { 0 };
+        FLOAT * (self.own_rows() + counts)
+    }
+
+    /// True if the chunks exchange `RouterCounts`.
+    pub fn has_router_counts(&self, mode: Mode) -> bool {
+        self.aux && mode == Mode::Train
+    }
+
+    /// True if a data cell ends with `SliceGrads`.
+    pub fn has_slice_grads(&self) -> bool {
+        self.experts > 0
+    }
+
+    /// `RouterCounts` of `chunk`: one number per layer and expert, and the unit's targets, to every other position.
+    pub fn router_counts(&self, chunk: usize) -> u64 {
+        FLOAT * (self.chunks[chunk].layers * self.experts + 1) * self.tp_peers()
+    }
+
+    /// `SliceGrads` of `chunk`, an all-reduce as [`Sizes::norm_grads`].
+    pub fn slice_grads(&self, chunk: usize, tp: usize) -> u64 {
+        self.all_reduce_tp(self.lanes as u64 * self.chunks[chunk].slices, tp)
     }
 
     /// `Rows` and `GradRows`: the own sequence slices to every other tensor position.
@@ -131,7 +167,11 @@ impl Sizes {
     /// `NormGrads` of `chunk`, an all-reduce of n elements (all lanes) over the tensor cells;
     /// member i of g owns elements n i / g to n (i + 1) / g.
     pub fn norm_grads(&self, chunk: usize, tp: usize) -> u64 {
-        let (n, g, i) = (self.lanes as u64 * self.chunks[chunk].norms, self.layout.tp as u64, tp as u64);
+        self.all_reduce_tp(self.lanes as u64 * self.chunks[chunk].norms, tp)
+    }
+
+    fn all_reduce_tp(&self, n: u64, tp: usize) -> u64 {
+        let (g, i) = (self.layout.tp as u64, tp as u64);
         let own = n * (i + 1) / g - n * i / g;
         FLOAT * (self.tp_subtrees[tp] * (n - own) + own * self.tp_peers())
     }
@@ -168,7 +208,9 @@ impl Sizes {
     /// 3 of flags and counts; 5 for every unit whose loss this rank speaks for (cell,
     /// microbatch, sum, tokens, bytes; at tensor position 0 of the last chunk); and for every
     /// slice, or part of one, that it owns and speaks for, 4 of place and one float64 sum of
-    /// squares per state chunk. Position 0 speaks for whole tensors, chunk 0 for a tied embedding.
+    /// squares per state chunk. Position 0 speaks for whole tensors, chunk 0 for a tied embedding. With experts 2 of
+    /// counts, 5 for every (leaf, hosted layer, hosted tensor cell) of an auxiliary loss, and for every hosted layer 2 of
+    /// place and one per expert.
     pub fn ballot(&self, at: Coords) -> u64 {
         let owned: u64 = self
             .layout
@@ -176,7 +218,10 @@ impl Sizes {
             .map(|c| &self.chunks[c])
             .map(|c| c.ballot_cut[at.dp] + if at.tp == 0 { c.ballot_whole[at.dp] } else { 0 })
             .sum();
-        self.ballot_of(owned, at)
+        let layers: u64 = self.layout.chunks_of(at.pp).map(|c| self.chunks[c].layers).sum();
+        let aux = if self.aux { 5 * self.lanes as u64 * self.units[at.dp] * layers * self.cells_hosted } else { 0 };
+        let routers = if self.experts > 0 { 2 + aux + layers * (2 + self.experts) } else { 0 };
+        self.ballot_of(owned + routers, at)
     }
 
     /// `Ballot` of an evaluation: the same without gradients.
@@ -222,6 +267,12 @@ impl ChunkSizes {
             |part: &std::ops::Range<usize>| (part.len() + part.end.min(twice) - part.start.min(twice)) as u64;
         Self {
             norms: norm_elements(model, layout, chunk) as u64,
+            slices: if grid.tp > 1 {
+                tensors.iter().filter(|t| t.role.is_per_slice()).map(|t| (t.rows * t.cols) as u64).sum()
+            } else {
+                0
+            },
+            layers: layout.stages[chunk].len() as u64,
             gradients: (lens.iter().sum::<usize>() + twice) as u64,
             gradients_owned: parts.iter().map(gradients_of).collect(),
             parameters_owned: parts.iter().map(|p| p.len() as u64).collect(),

@@ -44,7 +44,7 @@ pub fn check(
         return Err(vec![Violation::Rank { index, rank: program.rank }]);
     }
     let sizes = Sizes::new(model, grid, layout, seq);
-    let laws = law::Laws::new(&sizes, layout, mode);
+    let laws = law::Laws::new(model, &sizes, layout, mode);
     let step = order::Step { model, grid, layout, mode, sizes: &sizes, laws: &laws };
     let mut violations: Vec<Violation> = programs.iter().flat_map(|p| order::check(&step, p)).collect();
     let outcome = run::run(programs, layout, mode);

@@ -72,6 +72,9 @@ impl<'a> Costs<'a> {
         let [hidden, ffn, vocab] = [m.hidden, m.ffn, m.vocab].map(|n| n as f64);
         let (heads, kv_heads) = ((m.heads * m.head_dim) as f64, (m.kv_heads * m.head_dim) as f64);
         let tp = self.layout.tp as f64;
+        let moe = m.moe.as_ref();
+        let experts = moe.map_or(0.0, |moe| moe.experts as f64);
+        let inner = moe.map_or(0.0, |moe| (moe.per_token * moe.ffn + moe.shared_ffn) as f64);
         // The gradient of a product is two products.
         let products = if pass == Pass::Forward { 1.0 } else { 2.0 };
         let whole = FLOAT * self.tokens * hidden;
@@ -83,6 +86,9 @@ impl<'a> Costs<'a> {
                 Work::Flops(products * self.tokens * (projections + scores) / tp)
             }
             Segment::Mlp(_) => Work::Flops(products * self.tokens * 6.0 * hidden * ffn / tp),
+            Segment::Route(_) => Work::Flops(products * self.tokens * 2.0 * hidden * experts / tp),
+            // At balance; how many rows choose the experts of a rank is known only when it runs.
+            Segment::Experts(_) => Work::Flops(products * self.tokens * 6.0 * hidden * inner / tp),
             Segment::Logits(block) => Work::Flops(2.0 * self.rows(block) * hidden * vocab / tp),
             // Its gradient, into the output projection and into the rows.
             Segment::Loss(block) => Work::Flops(4.0 * self.rows(block) * hidden * vocab / tp),

@@ -50,6 +50,10 @@ pub enum Segment {
     MlpNorm(usize),
     /// SwiGLU feed-forward.
     Mlp(usize),
+    /// Scores, choice and gates of a layer's experts; lives on sequence slices.
+    Route(usize),
+    /// Whole experts on the rows that chose them, and their sum; lives on sequence slices.
+    Experts(usize),
     /// The feed-forward's output joins the residual stream (forward only).
     Residual(usize),
     /// Final RMSNorm.
@@ -88,7 +92,12 @@ pub enum Value {
     Stats,
     /// Norm and QK-norm gradients of a chunk: summed over the tensor cells, on every rank (tp).
     NormGrads,
-    /// The residual stream between two chunks (pp).
+    /// Rows of each expert in the layers of a chunk, for an auxiliary loss (forward, tp).
+    RouterCounts,
+    /// Gradients of whole experts, which have a leaf per sequence slice: summed over the tensor cells when a data cell
+    /// ends, on every rank (tp).
+    SliceGrads,
+    /// The residual stream between two chunks (pp); with it the router counts of a pooled auxiliary loss.
     Activation,
     /// Its gradient (pp).
     ActivationGrad,

@@ -80,6 +80,10 @@ impl<'a> Lowering<'a> {
                     (list.chunk, list.unit) = (chunk, Some(unit));
                     list.backward();
                     if unit.mb + 1 == self.grid.microbatches {
+                        if self.sizes.has_slice_grads() {
+                            let bytes = self.sizes.slice_grads(chunk, at.tp);
+                            list.collective(Exchange::AllReduce, Value::SliceGrads, Axis::Tp, bytes);
+                        }
                         list.push(Op::CloseCell { cell: unit.cell });
                     }
                 }
@@ -173,7 +177,7 @@ impl List<'_> {
             self.forward_of(Segment::Embed);
             self.collective(Exchange::ReduceScatter, Value::Partial, Axis::Tp, with.sizes.partial_embed());
         } else {
-            self.recv(Value::Activation, self.chunk - 1, with.sizes.activation());
+            self.recv(Value::Activation, self.chunk - 1, with.sizes.activation(with.mode));
         }
         for layer in with.layout.stages[self.chunk].clone() {
             self.forward_of(Segment::AttnNorm(layer));
@@ -181,13 +185,21 @@ impl List<'_> {
             self.forward_of(Segment::Attn(layer));
             self.scatter(Value::Partial);
             self.forward_of(Segment::MlpNorm(layer));
-            self.gather(Value::Rows);
-            self.forward_of(Segment::Mlp(layer));
-            self.scatter(Value::Partial);
+            if with.model.moe.is_some() {
+                self.forward_of(Segment::Route(layer));
+                self.forward_of(Segment::Experts(layer));
+            } else {
+                self.gather(Value::Rows);
+                self.forward_of(Segment::Mlp(layer));
+                self.scatter(Value::Partial);
+            }
             self.forward_of(Segment::Residual(layer));
         }
+        if with.sizes.has_router_counts(with.mode) {
+            self.collective(Exchange::AllGather, Value::RouterCounts, Axis::Tp, with.sizes.router_counts(self.chunk));
+        }
         if !self.is_last() {
-            self.send(Value::Activation, self.chunk + 1, with.sizes.activation());
+            self.send(Value::Activation, self.chunk + 1, with.sizes.activation(with.mode));
         } else if with.mode == Mode::Eval {
             self.head();
         }
@@ -211,12 +223,17 @@ impl List<'_> {
             self.scatter(Value::GradPartial);
             self.backward_of(Segment::HeadNorm);
         } else {
-            self.recv(Value::ActivationGrad, self.chunk + 1, with.sizes.activation());
+            self.recv(Value::ActivationGrad, self.chunk + 1, with.sizes.activation(with.mode));
         }
         for layer in with.layout.stages[self.chunk].clone().rev() {
-            self.gather(Value::GradRows);
-            self.backward_of(Segment::Mlp(layer));
-            self.scatter(Value::GradPartial);
+            if with.model.moe.is_some() {
+                self.backward_of(Segment::Experts(layer));
+                self.backward_of(Segment::Route(layer));
+            } else {
+                self.gather(Value::GradRows);
+                self.backward_of(Segment::Mlp(layer));
+                self.scatter(Value::GradPartial);
+            }
             self.backward_of(Segment::MlpNorm(layer));
             self.gather(Value::GradRows);
             self.backward_of(Segment::Attn(layer));
@@ -229,7 +246,7 @@ impl List<'_> {
             self.gather(Value::GradRows);
             self.backward_of(Segment::Embed);
         } else {
-            self.send(Value::ActivationGrad, self.chunk - 1, with.sizes.activation());
+            self.send(Value::ActivationGrad, self.chunk - 1, with.sizes.activation(with.mode));
         }
     }
 

@@ -48,9 +48,10 @@ pub fn slice_lens(model: &Model, grid: &Grid, layout: &Layout, chunk: usize) -> 
     chunk_tensors(model, layout, chunk).iter().flat_map(|t| hosted(t, grid, layout)).collect()
 }
 
-/// Elements of the norm and QK-norm vectors of `chunk`, on the last chunk with the final norm.
+/// Elements of the norm and QK-norm vectors and routers of `chunk`, on the last chunk with the final norm.
 pub fn norm_elements(model: &Model, layout: &Layout, chunk: usize) -> usize {
-    let layer = 2 * model.hidden + if model.qk_norm { 2 * model.head_dim } else { 0 };
+    let router = model.moe.as_ref().map_or(0, |moe| moe.experts * model.hidden);
+    let layer = 2 * model.hidden + if model.qk_norm { 2 * model.head_dim } else { 0 } + router;
     let head = if chunk + 1 == layout.chunks() { model.hidden } else { 0 };
     layout.stages[chunk].len() * layer + head
 }

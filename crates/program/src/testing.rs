@@ -18,6 +18,7 @@ pub fn model(layers: usize) -> Model {
         qk_norm: false,
         tied: false,
         init_std: 0.02,
+        moe: None,
     }
 }
 

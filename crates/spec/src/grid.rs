@@ -145,7 +145,8 @@ impl Grid {
         let cut = [
             ("model.heads", model.heads),
             ("model.kv_heads", model.kv_heads),
-            ("model.ffn", model.ffn),
+            // Experts are not cut.
+            ("model.ffn", if model.moe.is_some() { 0 } else { model.ffn }),
             ("the padded vocabulary", model.vocab_padded()),
         ];
         let possible = |tp: usize| cut.iter().all(|(_, n)| n.is_multiple_of(tp)) && seq.is_multiple_of(2 * tp);

@@ -3,6 +3,7 @@
 //! Nothing is ignored in silence: a key that changes the mathematics is read or refused, a
 //! key that nobody here knows is in [`HfConfig::notes`].
 
+mod experts;
 mod export;
 mod fields;
 mod keys;
@@ -22,8 +23,6 @@ pub use export::{Export, Style};
 /// Larger files are refused, bytes.
 pub const CONFIG_BYTES_MAX: u64 = 16 << 20;
 
-/// Base of the rotary angles where a file does not say, in both architectures.
-const ROPE_THETA: f64 = 10_000.0;
 /// Models with more parameters are refused.
 const PARAMETERS_MAX: u128 = 1 << 50;
 
@@ -34,15 +33,68 @@ pub enum Arch {
     Llama,
     /// `Qwen3ForCausalLM`, dense: norms on query and key heads.
     Qwen3,
+    /// `MixtralForCausalLM`.
+    Mixtral,
+    /// `Qwen3MoeForCausalLM`: experts in every layer.
+    Qwen3Moe,
 }
 
 impl Arch {
     /// All of them.
-    pub const ALL: [Arch; 2] = [Arch::Llama, Arch::Qwen3];
+    pub const ALL: [Arch; 4] = [Arch::Llama, Arch::Qwen3, Arch::Mixtral, Arch::Qwen3Moe];
 
-    /// The architecture that holds `model`.
+    /// The architecture that is nearest to `model`; [`Arch::holds`] says whether it can express it.
     pub fn of(model: &Model) -> Self {
-        if model.qk_norm { Arch::Qwen3 } else { Arch::Llama }
+        match (model.moe.is_some(), model.qk_norm) {
+            (false, false) => Arch::Llama,
+            (false, true) => Arch::Qwen3,
+            (true, false) => Arch::Mixtral,
+            (true, true) => Arch::Qwen3Moe,
+        }
+    }
+
+    /// Refuses a model that no architecture of transformers computes.
+    ///
+    /// # Errors
+    /// [`SpecError::Law`] names what it has that they do not.
+    pub fn holds(model: &Model) -> Result<Self, SpecError> {
+        let arch = Self::of(model);
+        let Some(moe) = &model.moe else { return Ok(arch) };
+        if moe.is_plain() && (moe.renorm || arch == Arch::Qwen3Moe) {
+            return Ok(arch);
+        }
+        Err(SpecError::law(
+            format!("{} has no form for this model's router", arch.class()),
+            format!(
+                "router_scores {}, router_renorm {}, router_bias {}, shared_ffn {}, qk_norm {}",
+                moe.scores, moe.renorm, moe.bias, moe.shared_ffn, model.qk_norm
+            ),
+            "only softmax scores without bias and shared expert are written, Mixtral's renormalised; checkpoints hold every model",
+        ))
+    }
+
+    /// Base of the rotary angles where a file does not say.
+    fn rope_theta(self) -> f64 {
+        if self == Arch::Mixtral { 1e6 } else { 1e4 }
+    }
+
+    /// Key/value heads where a file does not say; `None`: as many as query heads.
+    fn kv_heads(self) -> Option<usize> {
+        match self {
+            Arch::Llama => None,
+            Arch::Qwen3 => Some(32),
+            Arch::Mixtral => Some(8),
+            Arch::Qwen3Moe => Some(4),
+        }
+    }
+
+    fn norm_eps(self) -> f64 {
+        if self == Arch::Mixtral { 1e-5 } else { 1e-6 }
+    }
+
+    /// Its files name a window that `use_sliding_window` switches off.
+    fn has_window_switch(self) -> bool {
+        matches!(self, Arch::Qwen3 | Arch::Qwen3Moe)
     }
 
     /// Its entry in `architectures`.
@@ -50,6 +102,8 @@ impl Arch {
         match self {
             Arch::Llama => "LlamaForCausalLM",
             Arch::Qwen3 => "Qwen3ForCausalLM",
+            Arch::Mixtral => "MixtralForCausalLM",
+            Arch::Qwen3Moe => "Qwen3MoeForCausalLM",
         }
     }
 
@@ -58,6 +112,8 @@ impl Arch {
         match self {
             Arch::Llama => "llama",
             Arch::Qwen3 => "qwen3",
+            Arch::Mixtral => "mixtral",
+            Arch::Qwen3Moe => "qwen3_moe",
         }
     }
 }
@@ -115,7 +171,7 @@ impl HfConfig {
         let mut notes = Vec::new();
         let fields = Fields { path, map: &keys };
         let arch = arch(fields)?;
-        for (key, neutral, asks_for) in keys::NEUTRAL {
+        for (key, neutral, asks_for) in keys::NEUTRAL.iter().filter(|(key, ..)| !experts::reads(arch, key)) {
             fields.neutral(key, *neutral, asks_for)?;
         }
         window(fields, arch)?;
@@ -129,6 +185,7 @@ impl HfConfig {
         for (key, value) in &keys {
             let known = keys::READ.contains(&key.as_str())
                 || keys::HARMLESS.contains(&key.as_str())
+                || experts::reads(arch, key)
                 || keys::NEUTRAL.iter().any(|(name, ..)| name == key);
             if !known {
                 notes.push(format!("`{key}` = {} is not known and has no effect", shown(value)));
@@ -145,7 +202,7 @@ impl HfConfig {
 
 /// From `architectures` and `model_type`, which must agree; one of them suffices.
 fn arch(fields: Fields<'_>) -> Result<Arch, SpecError> {
-    let known = "use a folder of LlamaForCausalLM or Qwen3ForCausalLM (dense)";
+    let known = "use a folder of LlamaForCausalLM, Qwen3ForCausalLM, MixtralForCausalLM or Qwen3MoeForCausalLM";
     let by_class = match fields.get("architectures") {
         None => None,
         Some(Value::Array(list)) if list.len() == 1 => {
@@ -174,8 +231,7 @@ fn arch(fields: Fields<'_>) -> Result<Arch, SpecError> {
 /// Refuses every form of sliding window that is in use.
 fn window(fields: Fields<'_>, arch: Arch) -> Result<(), SpecError> {
     let remedy = "use a model with full attention in every layer";
-    // Qwen3 files name a window that `use_sliding_window` switches off.
-    if arch == Arch::Llama && fields.get("sliding_window").is_some() {
+    if !arch.has_window_switch() && fields.get("sliding_window").is_some() {
         return Err(fields.refuse("sliding_window", "attention over a sliding window is not supported", remedy));
     }
     let Some(types) = fields.get("layer_types") else { return Ok(()) };
@@ -192,8 +248,7 @@ fn model(fields: Fields<'_>, arch: Arch, notes: &mut Vec<String>) -> Result<Mode
     let (hidden, heads) = (size("hidden_size")?, count("num_attention_heads")?);
     let kv_heads = match (fields.count("num_key_value_heads")?, arch) {
         (Some(kv_heads), _) => kv_heads,
-        (None, Arch::Qwen3) if !fields.map.contains_key("num_key_value_heads") => 32,
-        (None, _) => heads,
+        (None, arch) => arch.kv_heads().filter(|_| !fields.map.contains_key("num_key_value_heads")).unwrap_or(heads),
     };
     if heads % kv_heads != 0 {
         let why = format!("it does not divide `num_attention_heads` = {heads}");
@@ -214,7 +269,7 @@ fn model(fields: Fields<'_>, arch: Arch, notes: &mut Vec<String>) -> Result<Mode
         let what = format!("the width of a head, {head_dim}, is odd, but the rotary embedding turns pairs");
         return Err(fields.fault(what, "write an even `head_dim`"));
     }
-    let norm_eps = fields.number("rms_norm_eps")?.unwrap_or(1e-6);
+    let norm_eps = fields.number("rms_norm_eps")?.unwrap_or(arch.norm_eps());
     if !(0.0..1.0).contains(&norm_eps) {
         return Err(fields.refuse("rms_norm_eps", "not in 0..1", "write it as the model was trained with"));
     }
@@ -230,15 +285,20 @@ fn model(fields: Fields<'_>, arch: Arch, notes: &mut Vec<String>) -> Result<Mode
         head_dim,
         ffn: size("intermediate_size")?,
         vocab: size("vocab_size")?,
-        rope_theta: rope(fields, notes)?,
+        rope_theta: rope(fields, arch, notes)?,
         norm_eps: norm_eps as f32,
-        qk_norm: arch == Arch::Qwen3,
+        qk_norm: matches!(arch, Arch::Qwen3 | Arch::Qwen3Moe),
         tied: fields.flag("tie_word_embeddings")?.unwrap_or(false),
         init_std: init_std as f32,
+        moe: experts::read(fields, arch)?,
     };
     let wide = |n: usize| n as u128;
     let attention = wide(hidden) * wide(head_dim) * 2 * (wide(heads) + wide(kv_heads));
-    let layer = attention + 3 * wide(hidden) * wide(model.ffn);
+    let mlp = match &model.moe {
+        Some(moe) => wide(moe.experts) * (wide(hidden) + 3 * wide(hidden) * wide(moe.ffn)),
+        None => 3 * wide(hidden) * wide(model.ffn),
+    };
+    let layer = attention + mlp;
     let parameters = wide(model.layers) * layer + 2 * wide(model.vocab_padded()) * wide(hidden);
     if parameters > PARAMETERS_MAX {
         let what = format!("it describes a model of {parameters} parameters, at most {PARAMETERS_MAX} are read");
@@ -249,7 +309,7 @@ fn model(fields: Fields<'_>, arch: Arch, notes: &mut Vec<String>) -> Result<Mode
 }
 
 /// The base of the rotary angles. Both styles are read; any scaling is refused.
-fn rope(fields: Fields<'_>, notes: &mut Vec<String>) -> Result<f64, SpecError> {
+fn rope(fields: Fields<'_>, arch: Arch, notes: &mut Vec<String>) -> Result<f64, SpecError> {
     let mut found = fields.number("rope_theta")?.map(|theta| ("rope_theta".to_string(), theta));
     for section in ["rope_parameters", "rope_scaling"] {
         let Some(value) = fields.get(section) else { continue };
@@ -285,7 +345,7 @@ fn rope(fields: Fields<'_>, notes: &mut Vec<String>) -> Result<f64, SpecError> {
         }
     }
     let set = found.is_some();
-    let theta = found.map_or(ROPE_THETA, |(_, theta)| theta);
+    let theta = found.map_or(arch.rope_theta(), |(_, theta)| theta);
     if theta <= 1.0 {
         return Err(
             fields.fault(format!("`rope_theta` = {theta} is not above 1"), "write it as the model was trained with")

@@ -74,6 +74,16 @@ keys! {
     "model.qk_norm" Bool "false" true "RMSNorm on query and key heads";
     "model.tied" Bool "false" true "output projection = embedding";
     "model.init_std" Float "0.02" true "standard deviation of the initial matrices";
+    "model.experts" Int "0" true "experts of every layer in place of the SwiGLU; 0: dense";
+    "model.experts_per_token" Int "2" true "experts chosen for each token";
+    "model.expert_ffn" Int "" true "inner width of an expert; ffn unset stands for it";
+    "model.shared_ffn" Int "0" true "inner width of an expert that every token passes; 0: none";
+    "model.router_scores" Text "\"softmax\"" true "scores of the experts: softmax over all, or sigmoid of each";
+    "model.router_renorm" Bool "true" true "divide the chosen scores by their sum (softmax: the same as a softmax over the chosen)";
+    "model.router_bias" Bool "false" true "a balancing bias per expert that takes part in the choice alone";
+    "model.router_bias_rate" Float "0.0" true "how far the bias moves in a step, up where an expert had fewer tokens than the mean; 0: it stays";
+    "model.aux_loss" Float "0.0" true "coefficient of the auxiliary loss that balances the experts; 0: none";
+    "model.aux_scope" Text "\"layer\"" true "layer: balance in every layer, summed; pooled: rows of all layers together (Mixtral's)";
     "data.source" Text "\"cargo\"" true "cargo, synthetic, text or tokens";
     "data.paths" Texts "[]" true "text files and folders (source = \"text\"); token folders and Megatron prefixes (\"tokens\")";
     "data.weights" Floats "" true "share of each path in the mixture, such as [0.7, 0.3]; unset: the paths are one source";

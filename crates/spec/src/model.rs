@@ -1,6 +1,7 @@
-//! The shape of a dense decoder: RMSNorm, rotary embedding, grouped-query attention, SwiGLU.
+//! The shape of a decoder: RMSNorm, rotary embedding, grouped-query attention, SwiGLU (dense or experts).
 
 use crate::error::SpecError;
+use crate::moe::Moe;
 
 /// The vocabulary is padded to a multiple of this, whatever the number of tensor cells.
 pub const VOCAB_MULTIPLE: usize = 64;
@@ -18,7 +19,7 @@ pub struct Model {
     pub kv_heads: usize,
     /// Width of one head; even, free of `hidden / heads`.
     pub head_dim: usize,
-    /// Inner width of the SwiGLU.
+    /// Inner width of the SwiGLU; with experts it only stands in `config.json`.
     pub ffn: usize,
     /// Token ids run from 0 to `vocab - 1`.
     pub vocab: usize,
@@ -33,6 +34,8 @@ pub struct Model {
     /// Standard deviation of the initial matrices; the two that write to the residual
     /// stream get it divided by sqrt(2 x layers).
     pub init_std: f32,
+    /// Experts in place of the SwiGLU of every layer.
+    pub moe: Option<Moe>,
 }
 
 /// (name, hidden, layers, heads, kv heads, head_dim, ffn, vocab): the shapes that `model.preset` knows.
@@ -51,11 +54,11 @@ impl Model {
         self.vocab.next_multiple_of(VOCAB_MULTIPLE)
     }
 
-    /// Parameters used by products: all matrices but the input embedding (the output
-    /// projection counts also where it is tied).
+    /// Parameters used by the products of a token: all matrices but the input embedding (the output
+    /// projection counts also where it is tied); of the experts only the chosen ones.
     pub fn product_parameters(&self) -> u64 {
         let attention = self.hidden * self.head_dim * (2 * self.heads + 2 * self.kv_heads);
-        let mlp = 3 * self.hidden * self.ffn;
+        let mlp = self.moe.as_ref().map_or(3 * self.hidden * self.ffn, |moe| moe.active_parameters(self.hidden));
         (self.layers * (attention + mlp) + self.vocab * self.hidden) as u64
     }
 
@@ -105,7 +108,7 @@ impl Model {
                 "leave them unset for 10000, 1e-5 and 0.02",
             ));
         }
-        Ok(())
+        self.moe.as_ref().map_or(Ok(()), |moe| moe.check(self))
     }
 }
 

@@ -8,6 +8,7 @@ use crate::error::SpecError;
 use crate::grid::Grid;
 use crate::layout::{Layout, LayoutRequest, Pin, Schedule, Transport, words};
 use crate::model::Model;
+use crate::moe::Moe;
 use crate::runfile::Values;
 
 /// Where the text comes from.
@@ -254,20 +255,46 @@ fn model(values: &Values) -> Result<Model, SpecError> {
         None if heads > 0 && hidden % heads == 0 => hidden / heads,
         None => return values.need("model.head_dim").map(|_| unreachable!()),
     };
+    let moe = moe(values)?;
     Ok(Model {
         hidden,
         layers: values.need("model.layers")?,
         heads,
         kv_heads: values.int("model.kv_heads").unwrap_or(heads),
         head_dim,
-        ffn: values.need("model.ffn")?,
+        ffn: if moe.is_some() { values.int("model.ffn").unwrap_or(0).max(1) } else { values.need("model.ffn")? },
         vocab: values.need("model.vocab")?,
         rope_theta: float("model.rope_theta"),
         norm_eps: float("model.norm_eps") as f32,
         qk_norm: values.bool("model.qk_norm").expect("has a default"),
         tied: values.bool("model.tied").expect("has a default"),
         init_std: float("model.init_std") as f32,
+        moe,
     })
+}
+
+fn moe(values: &Values) -> Result<Option<Moe>, SpecError> {
+    let experts = values.need("model.experts")?;
+    if experts == 0 {
+        return Ok(None);
+    }
+    let float = |path| values.float(path).expect("has a default");
+    let flag = |path| values.bool(path).expect("has a default");
+    Ok(Some(Moe {
+        experts,
+        per_token: values.need("model.experts_per_token")?,
+        ffn: values
+            .int("model.expert_ffn")
+            .or(values.int("model.ffn"))
+            .map_or_else(|| values.need("model.expert_ffn"), Ok)?,
+        shared_ffn: values.need("model.shared_ffn")?,
+        scores: word(values, "model.router_scores")?,
+        renorm: flag("model.router_renorm"),
+        bias: flag("model.router_bias"),
+        bias_rate: float("model.router_bias_rate"),
+        aux_loss: float("model.aux_loss"),
+        aux_scope: word(values, "model.aux_scope")?,
+    }))
 }
 
 pub(crate) fn train(values: &Values) -> Result<TrainConfig, SpecError> {

@@ -85,6 +85,17 @@ impl Values {
         fields.push(("rope_theta", Value::Float(model.rope_theta)));
         fields.push(("qk_norm", Value::Boolean(model.qk_norm)));
         fields.push(("tied", Value::Boolean(model.tied)));
+        if let Some(moe) = &model.moe {
+            let count = |n: usize| Value::Integer(n as i64);
+            fields.extend([
+                ("experts", count(moe.experts)),
+                ("experts_per_token", count(moe.per_token)),
+                ("expert_ffn", count(moe.ffn)),
+                ("router_renorm", Value::Boolean(moe.renorm)),
+                ("aux_loss", Value::Float(moe.aux_loss)),
+                ("aux_scope", Value::String(moe.aux_scope.to_string())),
+            ]);
+        }
         let origin = path.display().to_string();
         fields.into_iter().try_for_each(|(field, value)| self.put(&format!("model.{field}"), value, &origin))
     }

@@ -48,8 +48,42 @@ pub enum Role {
     Gate,
     Up,
     Down,
+    /// Logits of the experts.
+    Router,
+    /// Balancing bias of the choice; moved by counts, not by gradients.
+    RouterBias,
+    ExpertGate(usize),
+    ExpertUp(usize),
+    ExpertDown(usize),
+    SharedGate,
+    SharedUp,
+    SharedDown,
     FinalNorm,
     LmHead,
+}
+
+impl Role {
+    /// One of a layer's experts that not every token passes.
+    pub fn is_expert(self) -> bool {
+        matches!(self, Role::ExpertGate(_) | Role::ExpertUp(_) | Role::ExpertDown(_))
+    }
+
+    /// Weights that every tensor cell applies whole to its own sequence slice: their gradient has a leaf per tensor
+    /// cell and step, not per microbatch.
+    pub fn is_per_slice(self) -> bool {
+        self.is_expert() || matches!(self, Role::SharedGate | Role::SharedUp | Role::SharedDown)
+    }
+
+    /// Whole tensors whose gradient is summed over the sequence slices at every microbatch: norms and routers.
+    pub fn is_norm_like(self) -> bool {
+        use Role::{AttnNorm, FinalNorm, KNorm, MlpNorm, QNorm, Router};
+        matches!(self, AttnNorm | QNorm | KNorm | MlpNorm | FinalNorm | Router)
+    }
+
+    /// False for what no gradient moves.
+    pub fn is_trained(self) -> bool {
+        self != Role::RouterBias
+    }
 }
 
 /// One parameter tensor.
@@ -69,7 +103,7 @@ pub struct Tensor {
     pub real_rows: usize,
     /// How the tensor cells divide it.
     pub cut: Cut,
-    /// Standard deviation of its initial values; `None`: ones.
+    /// Standard deviation of its initial values (0: zeros); `None`: ones.
     pub init_std: Option<f32>,
 }
 
@@ -164,10 +198,42 @@ fn layer_tensors(model: &Model, layer: usize) -> Vec<Tensor> {
     all.extend([
         matrix("self_attn.o_proj", Role::O, h, q, Cut::Cols, residual_std),
         vector(name("post_attention_layernorm"), Role::MlpNorm, home, h),
-        matrix("mlp.gate_proj", Role::Gate, f, h, Cut::Rows, std),
-        matrix("mlp.up_proj", Role::Up, f, h, Cut::Rows, std),
-        matrix("mlp.down_proj", Role::Down, h, f, Cut::Cols, residual_std),
     ]);
+    let Some(moe) = &model.moe else {
+        all.extend([
+            matrix("mlp.gate_proj", Role::Gate, f, h, Cut::Rows, std),
+            matrix("mlp.up_proj", Role::Up, f, h, Cut::Rows, std),
+            matrix("mlp.down_proj", Role::Down, h, f, Cut::Cols, residual_std),
+        ]);
+        return all;
+    };
+    // Mixtral has names of its own; all others follow Qwen3-MoE and DeepSeek-V3.
+    let mixtral = moe.is_plain() && !model.qk_norm;
+    let (block, [gate, up, down]) =
+        if mixtral { ("block_sparse_moe", ["w1", "w3", "w2"]) } else { ("mlp", ["gate_proj", "up_proj", "down_proj"]) };
+    all.push(matrix(&format!("{block}.gate"), Role::Router, moe.experts, h, Cut::Whole, std));
+    if moe.bias {
+        let name = format!("model.layers.{layer}.{block}.gate.e_score_correction_bias");
+        let bias = vector(name, Role::RouterBias, home, moe.experts);
+        all.push(Tensor { init_std: Some(0.0), ..bias });
+    }
+    let mut swiglu = |path: &str, roles: [Role; 3], f: usize| {
+        let part = |name: &str| format!("{path}.{name}");
+        all.push(matrix(&part(gate), roles[0], f, h, Cut::Whole, std));
+        all.push(matrix(&part(up), roles[1], f, h, Cut::Whole, std));
+        all.push(matrix(&part(down), roles[2], h, f, Cut::Whole, residual_std));
+    };
+    for e in 0..moe.experts {
+        let roles = [Role::ExpertGate(e), Role::ExpertUp(e), Role::ExpertDown(e)];
+        swiglu(&format!("{block}.experts.{e}"), roles, moe.ffn);
+    }
+    if moe.shared_ffn > 0 {
+        swiglu(
+            &format!("{block}.shared_experts"),
+            [Role::SharedGate, Role::SharedUp, Role::SharedDown],
+            moe.shared_ffn,
+        );
+    }
     all
 }
 

@@ -1,6 +1,6 @@
 //! Buffers that live between instructions: a pool, the registers, and what backward keeps.
 
-use std::collections::HashMap;
+use std::collections::{BTreeMap, HashMap};
 use std::ops::Range;
 
 use spec::{Leaf, Unit};
@@ -134,7 +134,31 @@ pub struct LayerSaved {
     pub gate: Vec<f32>,
     /// Up.
     pub up: Vec<f32>,
+    /// The router's choice (experts only); then `gate` and `up` have a row per slot.
+    pub routed: Option<Routed>,
 }
+
+/// What a router made of a unit's local rows.
+#[derive(Debug, Default)]
+pub struct Routed {
+    /// Scores, rows x experts.
+    pub scores: Vec<f32>,
+    /// Chosen experts, rows x per_token, ascending.
+    pub chosen: Vec<u32>,
+    /// Their gates.
+    pub gates: Vec<f32>,
+    /// Rows by expert.
+    pub groups: kernels::Groups,
+    /// Local rows of each expert.
+    pub counts: Vec<u64>,
+    /// Gradient of the gates.
+    pub d_gates: Vec<f32>,
+    /// Gate and up of the shared expert.
+    pub shared: Vec<Vec<f32>>,
+}
+
+/// The key in [`Saved::counts`] of the counts of all layers together.
+pub const POOLED: usize = usize::MAX;
 
 /// What a chunk keeps of a unit.
 #[derive(Debug, Default)]
@@ -147,6 +171,10 @@ pub struct Saved {
     pub inv_head: Vec<f32>,
     /// Normed rows, all.
     pub n_head: Vec<f32>,
+    /// Rows of each expert over the whole unit, by layer, and [`POOLED`] (only for an auxiliary loss).
+    pub counts: HashMap<usize, Vec<f32>>,
+    /// Tokens of the whole unit that have a target (with `counts`).
+    pub targets: f64,
 }
 
 /// Sums over the tokens of one leaf, and of more of them.
@@ -191,6 +219,10 @@ pub struct Memory {
     pub tokens: HashMap<Unit, Tokens>,
     /// Loss sums, by leaf.
     pub losses: HashMap<Leaf, LossSum>,
+    /// Rows of each expert of the step so far on the hosted slices, by layer.
+    pub loads: BTreeMap<usize, Vec<u64>>,
+    /// Shares of the auxiliary loss, by leaf, layer and tensor cell.
+    pub aux: BTreeMap<(Leaf, usize, usize), f64>,
 }
 
 impl Memory {
@@ -224,10 +256,28 @@ impl Memory {
     /// Drops what a layer kept: validation has no backward.
     pub fn forget_layer(&mut self, chunk: usize, unit: Unit, layer: usize) {
         let saved = self.saved.get_mut(&(chunk, unit)).and_then(|s| s.layers.remove(&layer));
-        let LayerSaved { x_attn, inv_attn, n_attn, qk_raw, qk_inv, q, k, v, o, lse, x_mlp, inv_mlp, n_mlp, gate, up } =
-            saved.unwrap_or_default();
+        let LayerSaved {
+            x_attn,
+            inv_attn,
+            n_attn,
+            qk_raw,
+            qk_inv,
+            q,
+            k,
+            v,
+            o,
+            lse,
+            x_mlp,
+            inv_mlp,
+            n_mlp,
+            gate,
+            up,
+            routed,
+        } = saved.unwrap_or_default();
         let plain = [x_attn, inv_attn, n_attn, q, k, v, o, lse, x_mlp, inv_mlp, n_mlp, gate, up];
         let pairs = qk_raw.into_iter().chain(qk_inv).flatten();
-        plain.into_iter().chain(pairs).for_each(|buffer| self.pool.give(buffer));
+        let routed = routed.unwrap_or_default();
+        let routed = routed.shared.into_iter().chain([routed.scores]);
+        plain.into_iter().chain(pairs).chain(routed).for_each(|buffer| self.pool.give(buffer));
     }
 }

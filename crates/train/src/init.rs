@@ -25,7 +25,7 @@ pub fn fill(run: &Run, ctx: &kernels::Ctx, state: &mut ChunkState) {
             };
             let (rows, cols) = tensor.slice(slice, run.grid.tp);
             for (row, out) in rows.zip(out.chunks_exact_mut(cols.len())) {
-                if row < tensor.real_rows {
+                if row < tensor.real_rows && tensor.role.is_trained() {
                     // Counted by the element's place in the whole tensor.
                     let first = (row * tensor.cols + cols.start) as u64;
                     kernels::fill_normal(ctx, run.train.seed, stream, first, std, out);

@@ -8,6 +8,7 @@ pub mod eval;
 pub mod exec;
 pub mod init;
 pub mod launch;
+pub mod load;
 pub mod mutant;
 pub mod optim;
 pub mod persist;

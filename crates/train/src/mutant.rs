@@ -61,6 +61,9 @@ mutants! {
     MasksIgnored "masks-ignored" "documents of one sequence see each other";
     PositionsGoOn "positions-go-on" "positions do not restart with a document";
     LastChunkLost "last-chunk-lost" "the owner of a ZeRO-1 shard updates its last state chunk without its gradient";
+    TokenDropped "token-dropped" "the first row of a microbatch does not reach its first expert";
+    GatesNotRenormed "gates-not-renormed" "gates are not divided by the sum of the chosen scores";
+    ExpertsOwnSlice "experts-own-slice" "expert gradients not reduced over the tensor ranks";
     MomentsForgotten "moments-forgotten" "second moments not read from the checkpoint";
 }
 

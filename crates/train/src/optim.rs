@@ -69,7 +69,7 @@ pub fn apply(ctx: &kernels::Ctx, train: &TrainConfig, step: u64, decision: &Deci
     let ChunkState { held, params, moment1, moment2, total, owned, .. } = chunk;
     for held in held.iter() {
         let (lo, hi) = (held.at.start.max(owned.start), held.at.end.min(owned.end));
-        if lo >= hi {
+        if lo >= hi || !held.tensor.role.is_trained() {
             continue;
         }
         let decays = held.tensor.decays() && !train.no_decay.iter().any(|part| names(part, &held.tensor.name));

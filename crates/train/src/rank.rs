@@ -21,6 +21,7 @@ use crate::corpus::Corpus;
 use crate::error::TrainError;
 use crate::exec::{Executor, Outcome, Recorder};
 use crate::launch::{Profiling, write_record};
+use crate::load::expert_load;
 use crate::mutant::{self, Mutant};
 use crate::optim::learning_rate;
 use crate::persist;
@@ -224,6 +225,7 @@ impl RankRun<'_> {
         let tokens = run.tokens_per_step() as u64;
         let rate = tokens as f64 / seconds;
         let flops = rate * run.model.flops_per_token(run.train.seq);
+        let aux = run.model.moe.as_ref().filter(|moe| moe.aux_loss > 0.0).map(|_| decision.aux);
         self.say(Event::Step(Step {
             step,
             steps: run.train.steps,
@@ -235,6 +237,7 @@ impl RankRun<'_> {
             tokens_per_s: rate,
             tokens_per_s_rank: rate / run.layout.world() as f64,
             mfu: flops / (self.job.peak_gflops * 1e9),
+            experts: expert_load(&self.executor.loads, 0, tokens, aux),
         }));
         Ok(decision.stop)
     }

@@ -81,6 +81,11 @@ pub struct ChunkState {
     /// Elements of the flat vector that each member of the data group owns.
     pub owners: Vec<Range<usize>>,
     spare: Vec<Vec<f32>>,
+    /// Where the gradient of each tensor that has a leaf per slice stands in `slices`; empty with one tensor cell.
+    slice_at: BTreeMap<(usize, Role), Range<usize>>,
+    /// With several tensor cells, the accumulators of those tensors: a vector per hosted cell, behind the others in
+    /// `grads` while its data cell is open.
+    slices: Vec<Range<usize>>,
 }
 
 /// (layer, role) with the layer of layer-less tensors set to 0.
@@ -129,6 +134,16 @@ impl ChunkState {
         let owned = if layout.zero == 0 { 0..at } else { owners[place.at.dp].clone() };
         let moments = owned.len();
         let grads = at + tied_output.as_ref().map_or(0, Range::len);
+        let mut slice_at = BTreeMap::new();
+        if place.grid_tp > 1 {
+            let mut at = 0;
+            for h in held.iter().filter(|h| h.tensor.role.is_per_slice()) {
+                slice_at.insert(slot(&h.tensor), at..at + h.at.len());
+                at += h.at.len();
+            }
+        }
+        let each = slice_at.values().map(|at: &Range<usize>| at.end).max().unwrap_or(0);
+        let slices = (0..place.num_cells()).map(|i| grads + i * each..grads + (i + 1) * each).collect();
         Self {
             chunk,
             held,
@@ -147,6 +162,8 @@ impl ChunkState {
             parts,
             owners,
             spare: Vec::new(),
+            slice_at,
+            slices,
         }
     }
 
@@ -175,6 +192,33 @@ impl ChunkState {
         }
     }
 
+    /// The accumulator of lane `lane` and hosted tensor cell `i` of a tensor that has a leaf per slice.
+    pub fn slice_grad(&mut self, (lane, i): (usize, usize), layer: usize, role: Role) -> &mut [f32] {
+        if self.slice_at.is_empty() {
+            let at = self.held(layer, role).at.clone();
+            return &mut self.grads[lane][at];
+        }
+        let (slice, at) = (self.slices[i].start, &self.slice_at[&(layer, role)]);
+        &mut self.grads[lane][slice + at.start..slice + at.end]
+    }
+
+    /// The leaves of the tensors that have one per slice, by hosted tensor cell, all lanes side by side; empty vectors
+    /// with one tensor cell.
+    pub fn slice_leaves(&self) -> Vec<Vec<f32>> {
+        let leaf = |at: &Range<usize>| self.grads.iter().flat_map(|grads| &grads[at.clone()]).copied().collect();
+        self.slices.iter().map(leaf).collect()
+    }
+
+    /// Puts the sums over the slices, all lanes side by side, into the accumulators of the cell.
+    pub fn close_slices(&mut self, total: &[f32]) {
+        let of_lane = total.len() / self.grads.len();
+        for (grads, total) in self.grads.iter_mut().zip(total.chunks_exact(of_lane)) {
+            for (key, at) in &self.slice_at {
+                grads[self.held[self.index[key]].at.clone()].copy_from_slice(&total[at.clone()]);
+            }
+        }
+    }
+
     /// The role under which this chunk holds the output projection.
     pub fn head_role(&self) -> Role {
         if self.index.contains_key(&(0, Role::LmHead)) { Role::LmHead } else { Role::Embed }
@@ -193,6 +237,7 @@ impl ChunkState {
             let mut fresh = || {
                 let mut fresh = self.buffer();
                 fresh.fill(0.0);
+                fresh.resize(self.slices.last().map_or(fresh.len(), |slice| slice.end), 0.0);
                 fresh
             };
             (0..lanes).map(|_| fresh()).collect()
@@ -207,7 +252,8 @@ impl ChunkState {
         mut add: impl FnMut(&mut Vec<f32>, &Vec<f32>),
     ) {
         self.open_cell(cell, leaves.len());
-        for (leaf, done) in leaves.zip(std::mem::take(&mut self.grads)) {
+        for (leaf, mut done) in leaves.zip(std::mem::take(&mut self.grads)) {
+            done.truncate(self.grads_len);
             let spent = self.closed.push(leaf..leaf + 1, done, &mut add);
             self.spare.extend(spent);
         }

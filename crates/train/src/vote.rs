@@ -2,10 +2,11 @@
 
 use std::collections::HashMap;
 
+use spec::moe::AuxScope;
 use spec::run::TrainConfig;
 use spec::tensors::{STATE_CHUNK, Tensor};
 use spec::tree::sum_f64;
-use spec::{Grid, Leaf};
+use spec::{Grid, Leaf, Run};
 
 use crate::buffers::LossSum;
 use crate::error::TrainError;
@@ -19,6 +20,10 @@ pub struct Ballot {
     pub losses: Vec<(Leaf, LossSum)>,
     /// Sums of squares: (tensor, slice, first state chunk, one sum per state chunk).
     pub squares: Vec<(usize, usize, usize, Vec<f64>)>,
+    /// Shares of the auxiliary loss: (leaf, layer, tensor cell), value.
+    pub aux: Vec<((Leaf, usize, usize), f64)>,
+    /// Rows of each expert: (layer, by expert). Those of all ranks add up to the step's.
+    pub loads: Vec<(usize, Vec<u64>)>,
 }
 
 impl Ballot {
@@ -37,6 +42,19 @@ impl Ballot {
         for (tensor, slice, first, sums) in &self.squares {
             [*tensor, *slice, *first, sums.len()].into_iter().for_each(|n| put(n as u64));
             sums.iter().for_each(|s| put(s.to_bits()));
+        }
+        if self.aux.is_empty() && self.loads.is_empty() {
+            return out;
+        }
+        put(self.aux.len() as u64);
+        for ((leaf, layer, cell), value) in &self.aux {
+            [leaf.cell as u64, leaf.mb as u64, *layer as u64, *cell as u64, value.to_bits()]
+                .into_iter()
+                .for_each(&mut put);
+        }
+        put(self.loads.len() as u64);
+        for (layer, counts) in &self.loads {
+            [*layer as u64, counts.len() as u64].into_iter().chain(counts.iter().copied()).for_each(&mut put);
         }
         out
     }
@@ -60,12 +78,23 @@ impl Ballot {
             let sums = (0..count).map(|_| next().map(f64::from_bits)).collect::<Result<_, _>>()?;
             ballot.squares.push((tensor, slice, first, sums));
         }
+        // What follows is there with experts only.
+        let Ok(count) = next() else { return Ok(ballot) };
+        for _ in 0..count {
+            let leaf = Leaf { cell: next()? as usize, mb: next()? as usize };
+            let at = (leaf, next()? as usize, next()? as usize);
+            ballot.aux.push((at, f64::from_bits(next()?)));
+        }
+        for _ in 0..next()? {
+            let (layer, count) = (next()? as usize, next()?);
+            ballot.loads.push((layer, (0..count).map(|_| next()).collect::<Result<_, _>>()?));
+        }
         Ok(ballot)
     }
 }
 
 /// All ballots together.
-#[derive(Debug, Clone, Copy, PartialEq)]
+#[derive(Debug, Clone, PartialEq)]
 pub struct Tally {
     /// Loss over the step: cells in tree order, microbatches of a cell ascending.
     pub loss: LossSum,
@@ -73,6 +102,10 @@ pub struct Tally {
     pub squares: f64,
     /// Somebody was asked to stop.
     pub stop: bool,
+    /// Auxiliary loss of every unit, weighted by its tokens with a target and summed; without its coefficient.
+    pub aux: f64,
+    /// Rows of each expert, by layer; empty without experts.
+    pub loads: Vec<Vec<u64>>,
 }
 
 /// Adds up the ballots. With `tensors` empty no squares are expected (validation).
@@ -99,7 +132,54 @@ pub fn tally(ballots: &[Ballot], grid: &Grid, tensors: &[Tensor]) -> Result<Tall
     }
     let loss = LossSum { nats: sum_f64(&cells), tokens: tokens_bytes.0, bytes: tokens_bytes.1 };
     let stop = ballots.iter().any(|b| b.stop);
-    Ok(Tally { loss, squares: squares(ballots, grid, tensors)?, stop })
+    Ok(Tally { loss, squares: squares(ballots, grid, tensors)?, stop, aux: 0.0, loads: Vec::new() })
+}
+
+/// [`tally`] of a training step, with what the routers report.
+///
+/// # Errors
+/// As [`tally`]; a row that did not reach all of its experts, a share of the auxiliary loss that is missing.
+pub fn tally_step(ballots: &[Ballot], run: &Run, tensors: &[Tensor]) -> Result<Tally, TrainError> {
+    let mut tally = tally(ballots, &run.grid, tensors)?;
+    let Some(moe) = &run.model.moe else { return Ok(tally) };
+    tally.loads = vec![vec![0; moe.experts]; run.model.layers];
+    for (layer, counts) in ballots.iter().flat_map(|b| &b.loads) {
+        let Some(sums) = tally.loads.get_mut(*layer).filter(|sums| sums.len() == counts.len()) else {
+            return Err(TrainError::Internal(format!("router counts of layer {layer} with {} experts", counts.len())));
+        };
+        sums.iter_mut().zip(counts).for_each(|(sum, count)| *sum += count);
+    }
+    let want = (run.tokens_per_step() * moe.per_token) as u64;
+    for (layer, counts) in tally.loads.iter().enumerate() {
+        let got: u64 = counts.iter().sum();
+        if got != want {
+            return Err(TrainError::Internal(format!("the experts of layer {layer} got {got} rows of {want}")));
+        }
+    }
+    if moe.aux_loss > 0.0 {
+        tally.aux = aux(ballots, run, moe.aux_scope)?;
+    }
+    Ok(tally)
+}
+
+/// For each leaf the tree over the tensor cells in every layer, layers ascending; then leaves as the loss adds them.
+fn aux(ballots: &[Ballot], run: &Run, scope: AuxScope) -> Result<f64, TrainError> {
+    let shares: HashMap<_, _> = ballots.iter().flat_map(|b| &b.aux).copied().collect();
+    let mut cells = vec![0.0; run.grid.leaves()];
+    for (cell, sum) in cells.iter_mut().enumerate() {
+        for leaf in (0..run.grid.microbatches).map(|mb| Leaf { cell, mb }) {
+            let mut of_leaf = 0.0;
+            for layer in 0..run.model.layers {
+                let share = |t| shares.get(&(leaf, layer, t)).copied();
+                let shares = (0..run.grid.tp).map(share).collect::<Option<Vec<_>>>().ok_or_else(|| {
+                    TrainError::Internal(format!("the {scope} auxiliary loss of {leaf:?} in layer {layer} is missing"))
+                })?;
+                of_leaf += sum_f64(&shares);
+            }
+            *sum += of_leaf;
+        }
+    }
+    Ok(sum_f64(&cells))
 }
 
 /// The tree over the chunks of each slice, then the tree over all slices in canonical order.
@@ -146,6 +226,8 @@ pub struct Decision {
     pub finite: bool,
     /// Stop after this step.
     pub stop: bool,
+    /// Mean auxiliary loss of the experts, without its coefficient; not part of `loss`.
+    pub aux: f64,
 }
 
 /// Decides; the gradient is normalised by the tokens of the whole step and clipped as
@@ -161,6 +243,7 @@ pub fn decide(tally: &Tally, train: &TrainConfig) -> Decision {
         grad_scale: (clip / tokens) as f32,
         finite: loss.is_finite() && grad_norm.is_finite(),
         stop: tally.stop,
+        aux: tally.aux / tokens,
     }
 }
 
@@ -174,6 +257,7 @@ mod tests {
             stop: true,
             losses: vec![(Leaf { cell: 0, mb: 0 }, sum), (Leaf { cell: 1, mb: 0 }, sum)],
             squares: vec![(0, 0, 0, vec![4.0])],
+            ..Ballot::default()
         }
     }
 
@@ -199,6 +283,15 @@ mod tests {
         for cut in 0..bytes.len() / 8 {
             assert!(Ballot::decode(&bytes[..cut * 8]).is_err(), "cut at word {cut}");
         }
+    }
+
+    #[test]
+    fn what_routers_report_reads_back() {
+        let leaf = Leaf { cell: 1, mb: 0 };
+        let ballot = Ballot { aux: vec![((leaf, 2, 1), 0.25)], loads: vec![(0, vec![5, 0, 7])], ..ballot() };
+        let bytes = ballot.encode();
+        assert_eq!(Ballot::decode(&bytes).unwrap(), ballot);
+        assert!(Ballot::decode(&bytes[..bytes.len() - 8]).is_err());
     }
 
     #[test]

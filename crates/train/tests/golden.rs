@@ -26,9 +26,22 @@ struct Natural {
     parameters: f64,
     /// Its heads can be split in two.
     splits: bool,
+    /// Its loss has a part that is taken over the whole batch: both sequences are one microbatch.
+    whole_batch: bool,
 }
 
-const CASES: [Natural; 3] = [
+impl Natural {
+    /// The layouts that the case can have, each with its grid.
+    fn layouts(&self, all: &[&[&'static str]]) -> Vec<Vec<&'static str>> {
+        let fits = |sets: &&&[&str]| {
+            (self.splits || !sets.contains(&"layout.tp=2")) && !(self.whole_batch && sets.contains(&"layout.dp=2"))
+        };
+        let microbatch = if self.whole_batch { &["grid.microbatch=2"][..] } else { &[] };
+        all.iter().filter(fits).map(|sets| [sets, microbatch].concat()).collect()
+    }
+}
+
+const CASES: [Natural; 5] = [
     Natural {
         case: "llama_gqa",
         logits: 4.8e-6,
@@ -37,6 +50,7 @@ const CASES: [Natural; 3] = [
         norm: 1.0e-6,
         parameters: 2.0e-7,
         splits: true,
+        whole_batch: false,
     },
     Natural {
         case: "llama_tied",
@@ -46,6 +60,7 @@ const CASES: [Natural; 3] = [
         norm: 1.4e-5,
         parameters: 5.3e-7,
         splits: false,
+        whole_batch: false,
     },
     Natural {
         case: "llama_packed",
@@ -55,6 +70,27 @@ const CASES: [Natural; 3] = [
         norm: 1.5e-7,
         parameters: 2.0e-7,
         splits: true,
+        whole_batch: false,
+    },
+    Natural {
+        case: "mixtral",
+        logits: 5.3e-6,
+        loss: 4.6e-7,
+        grads: 2.4e-6,
+        norm: 2.6e-7,
+        parameters: 1.4e-7,
+        splits: true,
+        whole_batch: false,
+    },
+    Natural {
+        case: "mixtral_aux",
+        logits: 5.3e-6,
+        loss: 8.4e-7,
+        grads: 2.3e-6,
+        norm: 1.1e-6,
+        parameters: 1.6e-7,
+        splits: true,
+        whole_batch: true,
     },
 ];
 /// How many times the natural error is allowed.
@@ -118,12 +154,13 @@ fn logits_loss_and_gradients() {
         let expected = read(&case.path.join("expected.safetensors"));
         let find = |key: &str| &expected.iter().find(|(n, _)| n == key).unwrap_or_else(|| panic!("{key}")).1;
         let weights = HfFolder::open(&case.path, &case.config.model).unwrap();
-        for sets in LAYOUTS.into_iter().filter(|sets| natural.splits || !sets.contains(&"layout.tp=2")) {
-            let run = case.run(sets);
+        let loss = if natural.whole_batch { "loss_ce" } else { "loss" };
+        for sets in natural.layouts(&LAYOUTS) {
+            let run = case.run(&sets);
             let got = eval::evaluate(&run, &weights, &case.batch, Simd::detect(), true).unwrap();
             let label = format!("{name} {}", run.layout);
             within(&format!("{label} logits"), largest_difference(&got.logits, find("logits")), TIMES * natural.logits);
-            within(&format!("{label} loss"), (got.loss - f64::from(find("loss")[0])).abs(), TIMES * natural.loss);
+            within(&format!("{label} loss"), (got.loss - f64::from(find(loss)[0])).abs(), TIMES * natural.loss);
             let mut worst: f64 = 0.0;
             for grad in &got.grads {
                 let want = find(&format!("grad.{}", grad.tensor.name));
@@ -148,7 +185,8 @@ fn adamw(case: &Case, sets: &[&str], steps: u64) -> (Vec<f64>, Vec<f64>, Vec<Who
         for step in 1..=steps {
             let load = |unit| case.batch.tokens(run.grid.sequences(unit));
             let Outcome::Step(decision) = executor.run(&program, Mode::Train, step, &load)? else { panic!("a step") };
-            curve.0.push(decision.loss);
+            let aux = run.model.moe.as_ref().map_or(0.0, |moe| moe.aux_loss * decision.aux);
+            curve.0.push(decision.loss + aux);
             curve.1.push(decision.grad_norm);
         }
         eval::put_state(executor, &mut all.lock().unwrap(), |state| &state.params);
@@ -167,8 +205,8 @@ fn three_adamw_steps() {
             serde_json::from_str(&std::fs::read_to_string(case.path.join("adamw.json")).unwrap()).unwrap();
         let expected = read(&case.path.join("after3.safetensors"));
         let layouts = [&[][..], &["grid.tp=2", "layout.tp=2"], &["layout.pp=2"], &["layout.dp=2", "layout.zero=1"]];
-        for sets in layouts.into_iter().filter(|sets| natural.splits || !sets.contains(&"layout.tp=2")) {
-            let (losses, norms, parameters) = adamw(&case, sets, 3);
+        for sets in natural.layouts(&layouts) {
+            let (losses, norms, parameters) = adamw(&case, &sets, 3);
             for (i, step) in facts["steps_float64"].as_array().unwrap().iter().enumerate() {
                 let (loss, norm) = (step["loss"].as_f64().unwrap(), step["grad_norm"].as_f64().unwrap());
                 within(

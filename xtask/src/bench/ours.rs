@@ -136,6 +136,7 @@ mod tests {
             tokens_per_s,
             tokens_per_s_rank: tokens_per_s,
             mfu,
+            experts: None,
         })
     }
 

@@ -103,6 +103,59 @@ dp = 8
 tp = 2
 "#,
     },
+    Grid {
+        name: "G6",
+        about: "experts: dp4 tp2, 8 experts top-2, renormalised, pooled auxiliary loss, 2 microbatches per cell",
+        toml: r#"
+[model]
+preset = "nano"
+experts = 8
+experts_per_token = 2
+expert_ffn = 24
+aux_loss = 0.01
+aux_scope = "pooled"
+[data]
+source = "synthetic"
+[train]
+steps = 6
+batch = 8
+seq = 64
+lr = 1e-2
+eval_sequences = 5
+[grid]
+dp = 4
+tp = 2
+"#,
+    },
+    Grid {
+        name: "G7",
+        about: "experts: dp4, tied, QK-norm, sigmoid scores, balancing bias, shared expert, auxiliary loss per layer",
+        toml: r#"
+[model]
+preset = "nano"
+layers = 3
+qk_norm = true
+tied = true
+experts = 6
+experts_per_token = 3
+expert_ffn = 16
+shared_ffn = 24
+router_scores = "sigmoid"
+router_bias = true
+router_bias_rate = 1e-2
+aux_loss = 1e-3
+[data]
+source = "synthetic"
+[train]
+steps = 6
+batch = 8
+seq = 64
+lr = 1e-2
+eval_sequences = 4
+[grid]
+dp = 4
+"#,
+    },
 ];
 
 /// How a run gets to its end.
@@ -221,6 +274,18 @@ const STRAIGHT: &[&[&str]] = &[
         "dp=2 pp=2 schedule=interleaved",
         "dp=2 tp=2 pp=2 schedule=interleaved zero=1 transport=tcp",
     ],
+    &[
+        "tp=2",
+        "tp=2 transport=tcp",
+        "dp=2",
+        "dp=3 cells=[1,2,1] zero=1",
+        "pp=2",
+        "pp=4 schedule=gpipe transport=threads",
+        "dp=2 tp=2 pp=2 zero=1",
+        "tp=2 pp=2 schedule=interleaved",
+        "threads=2",
+    ],
+    &["dp=4 zero=1", "dp=2 pp=3", "pp=3 schedule=gpipe", "dp=2 ranks_per_host=1", "pp=2 stages=[1,2]"],
 ];
 
 /// (grid, before, in the middle stopped by a signal?, after)
@@ -232,6 +297,8 @@ const RESUMED: &[(usize, &str, bool, &str)] = &[
     (2, "tp=4", false, "tp=2 pp=2 transport=tcp"),
     (3, "dp=5", true, "threads=1"),
     (3, "threads=1", false, "dp=8 zero=1"),
+    (4, "tp=2", true, "dp=2 pp=2"),
+    (5, "pp=3", false, "dp=4 zero=1"),
 ];
 
 /// The rows that are always run; `simd`: the instruction paths of this CPU.

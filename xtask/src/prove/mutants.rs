@@ -36,6 +36,9 @@ pub fn case(mutant: Mutant) -> (Row, Expect) {
         Mutant::MasksIgnored => (0, "dp=2", OtherDigest),
         Mutant::PositionsGoOn => (0, "dp=2", OtherDigest),
         Mutant::LastChunkLost => (1, "dp=2 zero=1", OtherDigest),
+        Mutant::TokenDropped => (4, "dp=2", OtherDigest),
+        Mutant::GatesNotRenormed => (4, "pp=2", OtherDigest),
+        Mutant::ExpertsOwnSlice => (4, "tp=2", Disagreement),
         Mutant::MomentsForgotten => (0, "dp=2", OtherDigest),
     };
     let course = match mutant {

@@ -39,7 +39,9 @@ pub const INDEX: &str = "model.safetensors.index.json";
 /// The shape of a tensor in the files: without padding rows, vectors with one dimension.
 pub(crate) fn file_shape(tensor: &Tensor) -> Vec<usize> {
     match tensor.role {
-        Role::AttnNorm | Role::QNorm | Role::KNorm | Role::MlpNorm | Role::FinalNorm => vec![tensor.cols],
+        Role::AttnNorm | Role::QNorm | Role::KNorm | Role::MlpNorm | Role::FinalNorm | Role::RouterBias => {
+            vec![tensor.cols]
+        }
         _ => vec![tensor.real_rows, tensor.cols],
     }
 }

@@ -29,6 +29,7 @@ pub fn model() -> Model {
         qk_norm: true,
         tied: true,
         init_std: 0.02,
+        moe: None,
     }
 }
 

@@ -26,6 +26,7 @@ pub fn model(tied: bool, qk_norm: bool) -> Model {
         qk_norm,
         tied,
         init_std: 0.02,
+        moe: None,
     }
 }
 

@@ -1,8 +1,10 @@
 //! Textbook twins of the kernels: plain loops, f64 inside, no blocks. For tests and as a reference for other backends.
 
 mod attention;
+mod experts;
 
 pub use attention::{attention, attention_backward};
+pub use experts::{experts, gates};
 
 use std::ops::Range;
 

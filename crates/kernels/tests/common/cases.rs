@@ -1,9 +1,10 @@
 //! One call of every kernel on fixed inputs: (ctx, offset) -> all outputs. The offset shifts every buffer.
 
 use kernels::{
-    Acc, AdamW, AttnShape, Ctx, IGNORE, Mat, MatMut, Queries, RopeTable, XentStat, adamw, add_assign, attention,
-    attention_backward, embed, embed_backward, fill_normal, product, rms_norm, rms_norm_backward, rms_norm_weight_grad,
-    rope, rope_backward, sum_squares, swiglu, swiglu_backward, xent_combine, xent_grad, xent_stats,
+    Acc, AdamW, AttnShape, Ctx, Groups, IGNORE, Mat, MatMut, Queries, RopeTable, RouterShape, XentStat, adamw,
+    add_assign, attention, attention_backward, combine, embed, embed_backward, fill_normal, gates_backward, product,
+    rms_norm, rms_norm_backward, rms_norm_weight_grad, rope, rope_backward, route, route_backward, sum_squares, swiglu,
+    swiglu_backward, xent_combine, xent_grad, xent_stats,
 };
 
 use super::{documents, normal, shifted};
@@ -30,6 +31,7 @@ pub const CASES: &[Case] = &[
     Case { name: "adamw", run: adamw_all, golden: 0x46be_072a_2c11_b982 },
     Case { name: "sums", run: sums_all, golden: 0xb7f4_e405_9c2d_88f0 },
     Case { name: "fill_normal", run: normal_all, golden: 0x0a7d_35e5_aaea_c2f7 },
+    Case { name: "experts", run: experts_all, golden: 0x3713_f0b2_995a_f7f6 },
 ];
 
 /// Inputs `n` long at an offset, and an output full of NaN to be overwritten.
@@ -128,6 +130,31 @@ fn embed_all(ctx: &Ctx, at: usize) -> Vec<f32> {
     embed(ctx, &ids, &w[at..], H, 5, &mut out[at..]);
     embed_backward(ctx, &ids, &dx[at..], H, 5, &mut dw[at..]);
     [&out[at..], &dw[at..]].concat()
+}
+
+fn experts_all(ctx: &Ctx, at: usize) -> Vec<f32> {
+    let (experts, k) = (37, 3);
+    let mut all = Vec::new();
+    for sigmoid in [false, true] {
+        let shape = RouterShape { experts, per_token: k, sigmoid, renorm: true };
+        let (n, slots) = (ROWS * experts, ROWS * k);
+        let (logits, bias, aux, d_gates) =
+            (input(1, n, at), input(2, experts, at), input(3, experts, at), input(4, slots, at));
+        let (mut scores, mut chosen, mut gates) = (output(n, at), vec![0; slots], output(slots, at));
+        route(ctx, &shape, &logits[at..], &bias[at..], &mut scores[at..], &mut chosen, &mut gates[at..]);
+        let mut d_logits = output(n, at);
+        let d = &mut d_logits[at..];
+        route_backward(ctx, &shape, &scores[at..], &chosen, &gates[at..], &d_gates[at..], &aux[at..], d);
+        let groups = Groups::new(&chosen, k, experts, &[std::iter::once(0..ROWS).collect()]);
+        let (y, mut out) = (input(5, slots * H, at), output(ROWS * H, at));
+        combine(ctx, &y[at..], H, k, &groups.slots, &gates[at..], &mut out[at..]);
+        let (mut act, mut d_act, mut dg) = (input(6, slots * H, at), input(7, slots * H, at), output(slots, at));
+        gates_backward(ctx, &gates[at..], H, &mut act[at..], &mut d_act[at..], &mut dg[at..]);
+        all.extend(
+            [&scores[at..], &gates[at..], &d_logits[at..], &out[at..], &act[at..], &d_act[at..], &dg[at..]].concat(),
+        );
+    }
+    all
 }
 
 fn adamw_all(ctx: &Ctx, at: usize) -> Vec<f32> {

@@ -30,6 +30,7 @@ fn forms(pass: Pass, segment: Segment) -> (Form, Form) {
         (Pass::Forward, Segment::Embed) => (Nothing, Partial),
         (Pass::Backward, Segment::Embed) => (Whole, Nothing),
         (_, Segment::AttnNorm(_) | Segment::MlpNorm(_) | Segment::Residual(_) | Segment::HeadNorm) => (Slices, Slices),
+        (_, Segment::Route(_) | Segment::Experts(_)) => (Slices, Slices),
         (_, Segment::Attn(_) | Segment::Mlp(_)) => (Whole, Partial),
         (_, Segment::Logits(_) | Segment::Loss(_)) => (Whole, Whole),
     }
@@ -54,8 +55,8 @@ pub(super) struct Laws {
 }
 
 impl Laws {
-    pub fn new(sizes: &Sizes, layout: &Layout, mode: Mode) -> Self {
-        let each = |chunk| (0..layout.tp).map(move |tp| Stream::of(sizes, layout, mode, chunk, tp));
+    pub fn new(model: &Model, sizes: &Sizes, layout: &Layout, mode: Mode) -> Self {
+        let each = |chunk| (0..layout.tp).map(move |tp| Stream::of(model, sizes, layout, mode, chunk, tp));
         Self { laws: (0..layout.chunks()).flat_map(each).collect(), tp: layout.tp }
     }
 
@@ -77,22 +78,28 @@ struct Stream<'a> {
 }
 
 impl<'a> Stream<'a> {
-    fn of(sizes: &'a Sizes, layout: &Layout, mode: Mode, chunk: usize, tp: usize) -> Vec<Due> {
+    fn of(model: &Model, sizes: &'a Sizes, layout: &Layout, mode: Mode, chunk: usize, tp: usize) -> Vec<Due> {
         let mut s = Stream { sizes, tp, form: Form::Nothing, back: false, last: None, dues: Vec::new() };
         let layers = layout.stages[chunk].clone();
         let (is_first, is_last) = (chunk == 0, chunk + 1 == layout.chunks());
-        let bytes = sizes.activation();
+        let bytes = sizes.activation(mode);
         if is_first {
             s.pass(Pass::Forward, Segment::Embed);
         } else {
             s.recv(Value::Activation, chunk - 1, bytes);
         }
         for l in layers.clone() {
-            for segment in
-                [Segment::AttnNorm(l), Segment::Attn(l), Segment::MlpNorm(l), Segment::Mlp(l), Segment::Residual(l)]
-            {
-                s.pass(Pass::Forward, segment);
+            let feed_forward: &[Segment] =
+                if model.moe.is_some() { &[Segment::Route(l), Segment::Experts(l)] } else { &[Segment::Mlp(l)] };
+            let before = [Segment::AttnNorm(l), Segment::Attn(l), Segment::MlpNorm(l)];
+            for segment in before.iter().chain(feed_forward).chain(&[Segment::Residual(l)]) {
+                s.pass(Pass::Forward, *segment);
             }
+        }
+        if sizes.has_router_counts(mode) {
+            // The exchange stands where the stream has left the layers.
+            s.become_form(Form::Slices);
+            s.exchange(Exchange::AllGather, Value::RouterCounts, sizes.router_counts(chunk), false);
         }
         if is_last {
             s.pass(Pass::Forward, Segment::HeadNorm);
@@ -126,8 +133,11 @@ impl<'a> Stream<'a> {
             s.pass(Pass::Backward, Segment::HeadNorm);
         }
         for l in layers.rev() {
-            for segment in [Segment::Mlp(l), Segment::MlpNorm(l), Segment::Attn(l), Segment::AttnNorm(l)] {
-                s.pass(Pass::Backward, segment);
+            let feed_forward: &[Segment] =
+                if model.moe.is_some() { &[Segment::Experts(l), Segment::Route(l)] } else { &[Segment::Mlp(l)] };
+            let after = [Segment::MlpNorm(l), Segment::Attn(l), Segment::AttnNorm(l)];
+            for segment in feed_forward.iter().chain(&after) {
+                s.pass(Pass::Backward, *segment);
             }
         }
         let norms = sizes.norm_grads(chunk, tp);

@@ -12,7 +12,7 @@ use super::VIOLATIONS_PER_RANK_MAX;
 use super::law::{Due, Laws};
 use super::violation::{Place, Violation};
 use crate::bytes::Sizes;
-use crate::instr::{Axis, Instr, Mode, Op, Program, Value};
+use crate::instr::{Axis, Exchange, Instr, Mode, Op, Program, Value};
 
 /// A step, as the law sees it.
 pub(super) struct Step<'a> {
@@ -72,6 +72,8 @@ struct ChunkOrder<'a> {
     /// By unit.
     progress: Vec<Progress>,
     closed: usize,
+    /// Data cells whose gradients by slice are summed.
+    sliced: usize,
     grads: bool,
     tied_sent: bool,
     tied_received: bool,
@@ -91,6 +93,7 @@ impl<'a> ChunkOrder<'a> {
             after: rank_of(if chunk == last { 0 } else { chunk + 1 }),
             progress: vec![0; layout.cells[at.dp].len() * grid.microbatches],
             closed: 0,
+            sliced: 0,
             grads: false,
             tied_sent: false,
             tied_received: false,
@@ -180,6 +183,9 @@ impl Order<'_> {
         match instr.op {
             Op::Load => self.load(at, instr),
             Op::Compute(..) => self.of_unit(at, instr),
+            Op::Collective { value: Value::SliceGrads, axis: Axis::Tp, exchange: Exchange::AllReduce, bytes } => {
+                self.slice_grads(at, instr, bytes);
+            }
             Op::Collective { axis: Axis::Tp, .. } => self.of_unit(at, instr),
             Op::Collective { exchange, value, axis, bytes } => self.of_step(at, instr, exchange, value, axis, bytes),
             Op::Send { value: Value::TiedGrads, to, bytes } => self.tied(at, instr, true, to, bytes),
@@ -263,6 +269,37 @@ impl Order<'_> {
         }
     }
 
+    /// Gradients with a leaf per slice are summed once for every cell, when nothing more adds to them.
+    fn slice_grads(&mut self, at: usize, instr: &Instr, bytes: u64) {
+        let Some(local) = self.local_chunk(at, instr.chunk) else { return };
+        let Some(unit) = self.local_unit(at, instr.unit) else { return };
+        if self.step.mode == Mode::Eval || !self.step.sizes.has_slice_grads() {
+            return self.wrong(at, "the step has no gradients by sequence slice");
+        }
+        self.want_bytes(at, bytes, self.step.sizes.slice_grads(instr.chunk, self.at.tp));
+        let cell = unit / self.step.grid.microbatches;
+        if cell < self.chunks[local].sliced {
+            return self.double(at);
+        }
+        if cell > self.chunks[local].sliced || self.chunks[local].closed != cell {
+            self.out_of_order(at, "slices are summed cell by cell, before the cell is closed");
+        }
+        self.all_added(at, local, cell);
+        self.chunks[local].sliced = cell + 1;
+    }
+
+    /// Complains if a microbatch of the rank's `cell`-th data cell has yet to add to the weight gradients.
+    fn all_added(&mut self, at: usize, local: usize, cell: usize) {
+        let chunk = &self.chunks[local];
+        let microbatches = self.step.grid.microbatches;
+        let first = cell * microbatches;
+        let open = (first..first + microbatches).find(|u| chunk.progress[*u] < chunk.weights_end);
+        if let Some(open) = open {
+            let mb = self.unit(open).mb;
+            self.out_of_order(at, format!("mb {mb} of the cell has yet to add to the weight gradients of the chunk"));
+        }
+    }
+
     fn close_cell(&mut self, at: usize, instr: &Instr, cell: usize) {
         let Some(local) = self.local_chunk(at, instr.chunk) else { return };
         if self.step.mode == Mode::Eval {
@@ -278,13 +315,9 @@ impl Order<'_> {
         if cell > due {
             self.out_of_order(at, format!("cells are closed in ascending order, and {due} is not closed"));
         }
-        let chunk = &self.chunks[local];
-        let microbatches = self.step.grid.microbatches;
-        let first = (cell - self.first_cell) * microbatches;
-        let open = (first..first + microbatches).find(|u| chunk.progress[*u] < chunk.weights_end);
-        if let Some(open) = open {
-            let mb = self.unit(open).mb;
-            self.out_of_order(at, format!("mb {mb} of the cell has yet to add to the weight gradients of the chunk"));
+        self.all_added(at, local, cell - self.first_cell);
+        if self.step.sizes.has_slice_grads() && self.chunks[local].sliced <= cell - self.first_cell {
+            self.out_of_order(at, "the cell's gradients by sequence slice are not summed");
         }
         self.chunks[local].closed = cell - self.first_cell + 1;
     }

@@ -164,7 +164,7 @@ impl Run<'_> {
             }
             report.peak_activations = report.peak_activations.max(*alive);
         }
-        if !matches!(segment, Segment::Attn(_) | Segment::Mlp(_)) {
+        if !matches!(segment, Segment::Attn(_) | Segment::Mlp(_) | Segment::Experts(_)) {
             return;
         }
         let ticks = TICKS_PER_LAYER / 2 * if pass == Pass::Forward { 1 } else { 2 };

@@ -2,7 +2,7 @@
 
 use serde_json::{Map, Number, Value, json};
 
-use super::{Arch, HfConfig};
+use super::{Arch, HfConfig, experts};
 use crate::model::Model;
 
 /// The two ways to write the rotary base and the type of the weights.
@@ -45,16 +45,18 @@ impl Export<'_> {
         keys.insert("max_position_embeddings".into(), json!(self.max_positions));
         keys.insert("use_cache".into(), json!(true));
         match arch {
-            Arch::Llama => keys.insert("mlp_bias".into(), json!(false)),
-            Arch::Qwen3 => keys.insert("use_sliding_window".into(), json!(false)),
+            Arch::Llama => drop(keys.insert("mlp_bias".into(), json!(false))),
+            Arch::Mixtral => {}
+            Arch::Qwen3 | Arch::Qwen3Moe => drop(keys.insert("use_sliding_window".into(), json!(false))),
         };
+        experts::write_defaults(model, &mut keys);
         if let Some(base) = self.base {
             keys.extend(base.keys.clone());
         }
         for old in ["rope_theta", "rope_parameters", "rope_scaling", "torch_dtype", "dtype"] {
             keys.remove(old);
         }
-        if arch == Arch::Llama {
+        if !arch.has_window_switch() {
             keys.remove("sliding_window");
         }
         if self.base.is_some_and(|base| base.model.layers != model.layers) {
@@ -70,6 +72,7 @@ impl Export<'_> {
         keys.insert("head_dim".into(), json!(model.head_dim));
         keys.insert("vocab_size".into(), json!(model.vocab));
         keys.insert("tie_word_embeddings".into(), json!(model.tied));
+        experts::write(model, arch, &mut keys);
         self.insert_f32(&mut keys, "rms_norm_eps", model.norm_eps);
         self.insert_f32(&mut keys, "initializer_range", model.init_std);
         match self.style {

@@ -67,6 +67,7 @@ fn llama_in_both_styles() {
         qk_norm: false,
         tied: false,
         init_std: 0.02,
+        moe: None,
     };
     assert_eq!((&public.model, public.arch), (&model, Arch::Llama));
     assert_eq!(public.notes, Vec::<String>::new());
@@ -255,5 +256,78 @@ proptest::proptest! {
         }
         let end = cut.min(text.len() - 1);
         proptest::prop_assert!(HfConfig::parse("config.json", &text[..end]).is_err());
+    }
+}
+
+fn mixtral(over: Value) -> String {
+    with(
+        json!({
+            "architectures": ["MixtralForCausalLM"], "model_type": "mixtral", "hidden_size": 64,
+            "intermediate_size": 96, "num_hidden_layers": 2, "num_attention_heads": 4,
+            "num_key_value_heads": 2, "vocab_size": 256, "rms_norm_eps": 1e-5, "rope_theta": 1e6,
+            "num_local_experts": 4, "num_experts_per_tok": 2, "output_router_logits": false,
+            "router_aux_loss_coef": 0.02, "router_jitter_noise": 0.0, "sliding_window": null,
+        }),
+        over,
+    )
+}
+
+fn qwen3_moe(over: Value) -> String {
+    with(
+        json!({
+            "architectures": ["Qwen3MoeForCausalLM"], "model_type": "qwen3_moe", "hidden_size": 64,
+            "intermediate_size": 176, "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2,
+            "head_dim": 32, "vocab_size": 256, "rms_norm_eps": 1e-6, "rope_theta": 1e6, "num_experts": 8,
+            "num_experts_per_tok": 3, "moe_intermediate_size": 48, "norm_topk_prob": true,
+            "decoder_sparse_step": 1, "mlp_only_layers": [], "use_sliding_window": false,
+        }),
+        over,
+    )
+}
+
+#[test]
+fn experts_in_both_architectures() {
+    let config = parse(&mixtral(json!({})));
+    let moe = config.model.moe.clone().unwrap();
+    assert_eq!((config.arch, config.notes.len()), (Arch::Mixtral, 0));
+    assert_eq!((moe.experts, moe.per_token, moe.ffn, moe.renorm, moe.aux_loss), (4, 2, 96, true, 0.0));
+    let on = parse(&mixtral(json!({"output_router_logits": true}))).model.moe.unwrap();
+    assert_eq!((on.aux_loss, on.aux_scope), (0.02, crate::moe::AuxScope::Pooled));
+    let config = parse(&qwen3_moe(json!({})));
+    let moe = config.model.moe.clone().unwrap();
+    assert_eq!((config.arch, config.model.qk_norm, config.notes.len()), (Arch::Qwen3Moe, true, 0));
+    assert_eq!((moe.experts, moe.per_token, moe.ffn, moe.renorm), (8, 3, 48, true));
+    let defaults = parse(&qwen3_moe(json!({"norm_topk_prob": "REMOVED", "num_experts": "REMOVED"}))).model.moe.unwrap();
+    assert_eq!((defaults.experts, defaults.renorm), (128, false));
+}
+
+#[test]
+fn experts_that_are_not_supported_are_named() {
+    let cases = [
+        (mixtral(json!({"router_jitter_noise": 0.1})), "router_jitter_noise"),
+        (mixtral(json!({"num_experts_per_tok": 5})), "num_experts_per_tok"),
+        (mixtral(json!({"sliding_window": 4096})), "sliding_window"),
+        (qwen3_moe(json!({"decoder_sparse_step": 2})), "decoder_sparse_step"),
+        (qwen3_moe(json!({"mlp_only_layers": [0]})), "mlp_only_layers"),
+        (qwen3_moe(json!({"n_routed_experts": 8})), "n_routed_experts"),
+    ];
+    for (text, key) in cases {
+        assert!(refused(&text).contains(key), "{key}");
+    }
+}
+
+#[test]
+fn experts_survive_export_and_import() {
+    for text in [mixtral(json!({"output_router_logits": true})), qwen3_moe(json!({"norm_topk_prob": false}))] {
+        let config = parse(&text);
+        assert_eq!(Arch::holds(&config.model).unwrap(), config.arch);
+        for base in [Some(&config), None] {
+            let export = Export { style: Style::Public, dtype: "float32", max_positions: 8, eos_token_id: None, base };
+            let again = parse(&export.config_json(&config.model));
+            assert_eq!((&again.model.moe, again.arch), (&config.model.moe, config.arch));
+            assert_eq!(again.notes, Vec::<String>::new());
+        }
+        let moe = config.model.moe.clone().map(|moe| crate::moe::Moe { shared_ffn: 8, ..moe });
+        assert!(Arch::holds(&Model { moe, ..config.model }).unwrap_err().to_string().contains("shared_ffn 8"));
     }
 }

@@ -20,6 +20,8 @@ impl Executor<'_> {
         if mode == Mode::Eval {
             return ballot;
         }
+        ballot.aux = self.memory.aux.iter().map(|(at, value)| (*at, *value)).collect();
+        ballot.loads = self.memory.loads.iter().map(|(layer, counts)| (*layer, counts.clone())).collect();
         for state in self.chunks.values() {
             let mine = &state.owners[self.place.at.dp];
             for (held, slice, elements, at) in state.pieces(mine) {
@@ -38,6 +40,9 @@ impl Executor<'_> {
     /// What the last exchange of ballots came to.
     pub(crate) fn tally(&self, mode: Mode) -> Result<vote::Tally, TrainError> {
         let ballots = self.ballot.iter().map(|b| Ballot::decode(b)).collect::<Result<Vec<_>, _>>()?;
-        vote::tally(&ballots, &self.run.grid, if mode == Mode::Train { &self.tensors } else { &[] })
+        match mode {
+            Mode::Train => vote::tally_step(&ballots, self.run, &self.tensors),
+            Mode::Eval => vote::tally(&ballots, &self.run.grid, &[]),
+        }
     }
 }

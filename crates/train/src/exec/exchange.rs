@@ -47,6 +47,8 @@ impl Executor<'_> {
                 regs.reduced = Some(self.comm.scatter_partials(pool, lanes, partials, embed)?);
             }
             Value::Stats => self.gather_stats()?,
+            Value::RouterCounts => self.router_counts(instr.chunk, unit_of(instr)?)?,
+            Value::SliceGrads => self.slice_grads(instr)?,
             Value::NormGrads => self.norm_grads(instr)?,
             Value::Grads => self.grads(instr, exchange)?,
             Value::Params => self.params(instr)?,
@@ -76,7 +78,7 @@ impl Executor<'_> {
         Ok(())
     }
 
-    pub(super) fn send(&mut self, instr: &Instr, value: Value, to: usize) -> Result<(), TrainError> {
+    pub(super) fn send(&mut self, mode: Mode, instr: &Instr, value: Value, to: usize) -> Result<(), TrainError> {
         let regs = &mut self.memory.regs;
         let buffer = match value {
             Value::Activation => need(&mut regs.x, "x")?,
@@ -88,21 +90,24 @@ impl Executor<'_> {
             }
             _ => return Err(TrainError::Internal(format!("{value:?} does not travel point to point"))),
         };
+        let buffer = self.with_pooled(mode, instr, buffer)?;
         self.comm.send(value, instr.chunk, to, &buffer)?;
         self.memory.pool.give(buffer);
         Ok(())
     }
 
-    pub(super) fn recv(&mut self, instr: &Instr, value: Value, from: usize) -> Result<(), TrainError> {
+    pub(super) fn recv(&mut self, mode: Mode, instr: &Instr, value: Value, from: usize) -> Result<(), TrainError> {
         let last = self.run.layout.chunks() - 1;
         match value {
             Value::Activation | Value::ActivationGrad => {
                 let forward = value == Value::Activation;
                 let sender = if forward { instr.chunk.checked_sub(1) } else { Some(instr.chunk + 1) };
                 let sender = sender.ok_or_else(|| TrainError::Internal("chunk 0 receives no activation".into()))?;
-                let rows = self.place.lanes(unit_of(instr)?).len() * self.place.rows_lane_local();
-                let mut buffer = self.memory.pool.take(rows * self.place.hidden);
+                let rows = self.place.lanes(unit_of(instr)?).len() * self.place.rows_lane_local() * self.place.hidden;
+                let mut buffer = self.memory.pool.take(rows + self.pooled_experts(mode));
                 self.comm.recv(value, sender, from, &mut buffer)?;
+                self.keep_pooled(instr, &buffer[rows..])?;
+                buffer.truncate(rows);
                 *(if forward { &mut self.memory.regs.x } else { &mut self.memory.regs.grad }) = Some(buffer);
             }
             Value::TiedGrads => {

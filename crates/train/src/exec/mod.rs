@@ -4,6 +4,7 @@ mod ballot;
 mod exchange;
 mod grads;
 mod record;
+mod routers;
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -69,6 +70,8 @@ pub struct Executor<'a> {
     stop: Arc<AtomicBool>,
     ballot: Vec<Vec<u8>>,
     decision: Option<Decision>,
+    /// Rows of each expert in the last step, by layer.
+    pub loads: Vec<Vec<u64>>,
     step: u64,
 }
 
@@ -110,6 +113,7 @@ impl<'a> Executor<'a> {
             stop,
             ballot: Vec::new(),
             decision: None,
+            loads: Vec::new(),
             step: 0,
         }
     }
@@ -155,6 +159,8 @@ impl<'a> Executor<'a> {
         };
         self.memory.tokens.clear();
         self.memory.losses.clear();
+        self.memory.loads.clear();
+        self.memory.aux.clear();
         let left = self.memory.in_flight();
         if !left.is_empty() {
             return Err(TrainError::Internal(format!("values of {left:?} (chunk, unit) were made and never used")));
@@ -171,8 +177,8 @@ impl<'a> Executor<'a> {
             Op::Load => return Err(TrainError::Internal("tokens are loaded by the caller".into())),
             Op::Compute(pass, segment) => self.compute(mode, instr, pass, segment)?,
             Op::Collective { exchange, value, axis, .. } => self.collective(mode, instr, exchange, value, axis)?,
-            Op::Send { value, to, .. } => self.send(instr, value, to)?,
-            Op::Recv { value, from, .. } => self.recv(instr, value, from)?,
+            Op::Send { value, to, .. } => self.send(mode, instr, value, to)?,
+            Op::Recv { value, from, .. } => self.recv(mode, instr, value, from)?,
             Op::CloseCell { cell } => {
                 let ctx = self.ctx;
                 let leaves: Vec<usize> = self.place.leaves(Unit { cell, mb: 0 }).collect();
@@ -183,6 +189,7 @@ impl<'a> Executor<'a> {
                 let mut tally = self.tally(mode)?;
                 tally.loss = mutant::step_loss(self.mutant, tally.loss, &self.memory.losses);
                 self.decision = Some(vote::decide(&tally, &self.run.train));
+                self.loads = tally.loads;
             }
             Op::Apply => {
                 let decision = self.decision.ok_or_else(|| TrainError::Internal("apply before the vote".into()))?;
@@ -190,6 +197,9 @@ impl<'a> Executor<'a> {
                 mutant::shard(self.mutant, state);
                 if decision.finite {
                     optim::apply(self.ctx, &self.run.train, self.step, &decision, state);
+                    if let Some(moe) = self.run.model.moe.as_ref().filter(|moe| moe.bias_rate > 0.0) {
+                        segments::move_biases(state, &self.loads, moe.bias_rate);
+                    }
                 }
                 let spent = std::mem::take(&mut state.total);
                 state.recycle([spent]);

@@ -10,12 +10,14 @@ mod attention;
 mod embed;
 mod head;
 mod mlp;
+mod moe;
 mod norm;
 
 use std::ops::Range;
 
 pub use head::keep_input;
 use kernels::{Acc, Ctx, Mat, MatMut, RopeTable};
+pub use moe::move_biases;
 use program::instr::{Mode, Pass, Segment};
 use spec::tensors::Role;
 use spec::tree::Counter;
@@ -93,6 +95,10 @@ pub fn run(
         (Backward, Segment::MlpNorm(layer)) => norm::mlp_backward(env, chunk, memory, unit, layer),
         (Forward, Segment::Mlp(layer)) => mlp::forward(env, chunk, memory, unit, layer),
         (Backward, Segment::Mlp(layer)) => mlp::backward(env, chunk, memory, unit, layer),
+        (Forward, Segment::Route(layer)) => moe::route(env, chunk, memory, unit, layer),
+        (Backward, Segment::Route(layer)) => moe::route_backward(env, chunk, memory, unit, layer),
+        (Forward, Segment::Experts(layer)) => moe::forward(env, chunk, memory, unit, layer),
+        (Backward, Segment::Experts(layer)) => moe::backward(env, chunk, memory, unit, layer),
         (Forward, Segment::Residual(layer)) => norm::residual(env, memory, unit, chunk.chunk, layer),
         (Forward, Segment::HeadNorm) => norm::head_forward(env, chunk, memory, unit),
         (Backward, Segment::HeadNorm) => norm::head_backward(env, chunk, memory, unit),
@@ -176,11 +182,11 @@ impl GradRows {
 /// Where each (layer, role) stands in a vector of all norms of a chunk.
 pub type NormPlaces = Vec<((usize, Role), Range<usize>)>;
 
-/// The places of the norm tensors of a chunk, and the length of the vector of all of them.
+/// The places of the norm tensors (and routers) of a chunk, and the length of the vector of all of them.
 pub fn norm_layout(chunk: &ChunkState) -> (NormPlaces, usize) {
     let mut at = 0;
     let mut all = Vec::new();
-    for held in chunk.held.iter().filter(|h| h.tensor.cut == spec::tensors::Cut::Whole) {
+    for held in chunk.held.iter().filter(|h| h.tensor.role.is_norm_like()) {
         let layer = match held.tensor.home {
             spec::tensors::Home::Layer(layer) => layer,
             _ => 0,

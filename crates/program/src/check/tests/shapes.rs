@@ -93,7 +93,7 @@ proptest! {
         let (tp, dp) = (layout.tp as u64, layout.dp as u64);
         let stream = 4 * (grid.microbatch * SEQ * model.hidden) as u64;
         prop_assert_eq!(sizes.rows() * tp, stream * (tp - 1));
-        prop_assert_eq!(sizes.activation() * tp, stream);
+        prop_assert_eq!(sizes.activation(Mode::Train) * tp, stream);
         // Tensor cells are powers of two here: one subtree a rank, the bytes of a ring.
         prop_assert_eq!(sizes.partial(0) * tp, stream * (tp - 1));
         prop_assert_eq!(sizes.partial_embed() * tp, stream * (tp - 1));

@@ -1,0 +1,211 @@
+//! Routers and experts: twins, gradients by differences, rows that are free, and grouping by its definition.
+
+mod common;
+
+use std::ops::Range;
+
+use common::{close, normal, same, teams};
+use kernels::{
+    Acc, Ctx, Groups, Mat, MatMut, RouterShape, Simd, combine, gates_backward, gather_rows, naive, product, route,
+    route_backward, score_sums, swiglu,
+};
+use proptest::prelude::*;
+
+const ROWS: usize = 67;
+
+fn ctx() -> Ctx {
+    Ctx::new(Simd::detect(), 2)
+}
+
+fn shapes() -> Vec<RouterShape> {
+    let sizes = [(1, 1), (4, 2), (5, 5), (40, 3)];
+    let all = sizes.into_iter().flat_map(|(experts, per_token)| {
+        [(false, true), (false, false), (true, true), (true, false)].map(|(sigmoid, renorm)| RouterShape {
+            experts,
+            per_token,
+            sigmoid,
+            renorm,
+        })
+    });
+    all.collect()
+}
+
+/// (scores, chosen, gates)
+fn routed(ctx: &Ctx, shape: &RouterShape, logits: &[f32], bias: &[f32]) -> (Vec<f32>, Vec<u32>, Vec<f32>) {
+    let rows = logits.len() / shape.experts;
+    let mut scores = vec![f32::NAN; logits.len()];
+    let (mut chosen, mut gates) = (vec![0; rows * shape.per_token], vec![f32::NAN; rows * shape.per_token]);
+    route(ctx, shape, logits, bias, &mut scores, &mut chosen, &mut gates);
+    (scores, chosen, gates)
+}
+
+#[test]
+fn router_matches() {
+    for shape in shapes() {
+        let logits = normal(1, ROWS * shape.experts);
+        for bias in [Vec::new(), normal(2, shape.experts).iter().map(|b| 0.1 * b).collect()] {
+            let (_, chosen, gates) = routed(&ctx(), &shape, &logits, &bias);
+            for row in 0..ROWS {
+                let at = row * shape.per_token..(row + 1) * shape.per_token;
+                let twin = naive::gates(&shape, &logits[row * shape.experts..(row + 1) * shape.experts], &bias);
+                let mut dense = vec![0.0; shape.experts];
+                chosen[at.clone()].iter().zip(&gates[at]).for_each(|(e, gate)| dense[*e as usize] = *gate);
+                close("gates", &dense, &twin.iter().map(|g| *g as f32).collect::<Vec<_>>(), 1e-6);
+            }
+        }
+    }
+}
+
+#[test]
+fn equal_scores_go_to_the_lower_index_and_nan_does_not_hang() {
+    let shape = RouterShape { experts: 4, per_token: 2, sigmoid: false, renorm: true };
+    let (_, chosen, gates) = routed(&ctx(), &shape, &[1.0; 4], &[]);
+    assert_eq!((chosen, gates), (vec![0, 1], vec![0.5, 0.5]));
+    assert_eq!(routed(&ctx(), &shape, &[0.0, 2.0, 1.0, 2.0], &[]).1, [1, 3]);
+    // The bias chooses, and is not in the gates.
+    let (_, chosen, gates) = routed(&ctx(), &shape, &[0.0; 4], &[0.0, 0.0, 1.0, 1.0]);
+    assert_eq!((chosen, gates), (vec![2, 3], vec![0.5, 0.5]));
+    let chosen = routed(&ctx(), &shape, &[f32::NAN; 4], &[]).1;
+    assert!(chosen[0] < chosen[1] && chosen[1] < 4);
+}
+
+/// The loss whose gradient is taken: gates against fixed numbers, and normalised scores against an auxiliary vector.
+fn loss(shape: &RouterShape, logits: &[f32], d_gates: &[f32], aux: &[f32]) -> f64 {
+    let (scores, _, gates) = routed(&ctx(), shape, logits, &[]);
+    let main: f64 = gates.iter().zip(d_gates).map(|(g, d)| f64::from(*g) * f64::from(*d)).sum();
+    let rows = 0..logits.len() / shape.experts;
+    let sums = score_sums(shape, &scores, &[rows]);
+    main + aux.iter().zip(sums).map(|(a, s)| f64::from(*a) * s).sum::<f64>()
+}
+
+#[test]
+fn router_gradient_is_the_difference_quotient() {
+    for shape in shapes() {
+        let (rows, e) = (3, shape.experts);
+        let logits = normal(3, rows * e);
+        let (d_gates, aux) = (normal(4, rows * shape.per_token), normal(5, e));
+        for aux in [Vec::new(), aux] {
+            let (scores, chosen, gates) = routed(&ctx(), &shape, &logits, &[]);
+            let mut d = vec![f32::NAN; rows * e];
+            route_backward(&ctx(), &shape, &scores, &chosen, &gates, &d_gates, &aux, &mut d);
+            for at in 0..rows * e {
+                let moved = |by: f32| {
+                    let mut logits = logits.clone();
+                    logits[at] += by;
+                    // Only where the choice stays.
+                    (routed(&ctx(), &shape, &logits, &[]).1 == chosen).then(|| loss(&shape, &logits, &d_gates, &aux))
+                };
+                let Some((up, down)) = moved(1e-2).zip(moved(-1e-2)) else { continue };
+                let want = (up - down) / 2e-2;
+                assert!(
+                    (f64::from(d[at]) - want).abs() < 2e-3 * (1.0 + want.abs()),
+                    "{shape:?} {at}: {} {want}",
+                    d[at]
+                );
+            }
+        }
+    }
+}
+
+/// Forward of all experts on `x` through the kernels, rows x h.
+fn mixture(ctx: &Ctx, x: &[f32], chosen: &[u32], gates: &[f32], k: usize, w: &[[Vec<f32>; 3]], h: usize) -> Vec<f32> {
+    let rows = x.len() / h;
+    let ffn = w[0][0].len() / h;
+    let groups = Groups::new(chosen, k, w.len(), &[std::iter::once(0..rows).collect()]);
+    let slots = rows * k;
+    let (mut gathered, mut y) = (vec![0.0; slots * h], vec![0.0; slots * h]);
+    gather_rows(ctx, x, h, &groups.rows, &mut gathered);
+    for (e, [up, gate, down]) in w.iter().enumerate() {
+        let slots = groups.of(e);
+        let n = slots.len();
+        let x = Mat::new(&gathered[slots.start * h..slots.end * h], n, h);
+        let (mut g, mut u, mut act) = (vec![0.0; n * ffn], vec![0.0; n * ffn], vec![0.0; n * ffn]);
+        product(ctx, x, Mat::new(gate, ffn, h).t(), MatMut::new(&mut g, n, ffn), Acc::Store);
+        product(ctx, x, Mat::new(up, ffn, h).t(), MatMut::new(&mut u, n, ffn), Acc::Store);
+        swiglu(ctx, &g, &u, &mut act);
+        let out = MatMut::new(&mut y[slots.start * h..slots.end * h], n, h);
+        product(ctx, Mat::new(&act, n, ffn), Mat::new(down, h, ffn).t(), out, Acc::Store);
+    }
+    let mut out = vec![0.0; rows * h];
+    combine(ctx, &y, h, k, &groups.slots, gates, &mut out);
+    out
+}
+
+fn weights(experts: u64, h: usize, ffn: usize) -> Vec<[Vec<f32>; 3]> {
+    (0..experts).map(|e| std::array::from_fn(|i| normal(10 + 3 * e + i as u64, h * ffn))).collect()
+}
+
+#[test]
+fn experts_match_and_rows_are_free() {
+    let (h, ffn, k) = (19, 23, 2);
+    let shape = RouterShape { experts: 5, per_token: k, sigmoid: false, renorm: true };
+    let (x, logits, w) = (normal(1, ROWS * h), normal(2, ROWS * 5), weights(5, h, ffn));
+    let (_, chosen, gates) = routed(&ctx(), &shape, &logits, &[]);
+    let whole = mixture(&Ctx::new(Simd::Scalar, 1), &x, &chosen, &gates, k, &w, h);
+    for row in 0..ROWS {
+        let dense = naive::gates(&shape, &logits[row * 5..row * 5 + 5], &[]);
+        let mats: Vec<[Mat; 3]> = w
+            .iter()
+            .map(|[up, gate, down]| [Mat::new(up, ffn, h), Mat::new(gate, ffn, h), Mat::new(down, h, ffn)])
+            .collect();
+        let twin: Vec<f32> =
+            naive::experts(&x[row * h..row * h + h], &dense, &mats).iter().map(|y| *y as f32).collect();
+        close("mixture", &whole[row * h..row * h + h], &twin, 1e-4);
+    }
+    for ctx in teams() {
+        for part in [0..1, 0..ROWS, 13..66, 66..67] {
+            let of = |n: usize| part.start * n..part.end * n;
+            let (chosen, gates) = (&chosen[of(k)], &gates[of(k)]);
+            same("a part of the rows", &mixture(&ctx, &x[of(h)], chosen, gates, k, &w, h), &whole[of(h)]);
+        }
+    }
+}
+
+#[test]
+fn gates_gradient_is_a_product_and_scales_both_factors() {
+    let (n, width) = (9, 21);
+    let (gates, act, d_act) = (normal(1, n), normal(2, n * width), normal(3, n * width));
+    for ctx in teams() {
+        let (mut a, mut d, mut dg) = (act.clone(), d_act.clone(), vec![f32::NAN; n]);
+        gates_backward(&ctx, &gates, width, &mut a, &mut d, &mut dg);
+        for row in 0..n {
+            let at = row * width..(row + 1) * width;
+            let dot: f64 = at.clone().map(|i| f64::from(act[i]) * f64::from(d_act[i])).sum();
+            close("gate", &dg[row..=row], &[dot as f32], 1e-5);
+            let scaled = |x: &[f32]| at.clone().map(|i| x[i] * gates[row]).collect::<Vec<_>>();
+            same("act", &a[at.clone()], &scaled(&act));
+            same("d_act", &d[at.clone()], &scaled(&d_act));
+        }
+    }
+}
+
+proptest! {
+    /// Slots of (expert, part) hold the rows of the part that chose the expert, ascending, whatever the choice: experts
+    /// and parts without rows too.
+    #[test]
+    fn groups_are_what_they_say(
+        seed in proptest::collection::vec(0u32..6, 0..40),
+        cut in 0usize..40,
+        k in 1usize..3,
+    ) {
+        let rows = seed.len();
+        let chosen: Vec<u32> = seed.iter().flat_map(|e| (0..k as u32).map(move |i| (e + i) % 6)).collect::<Vec<_>>()
+            .chunks(k).flat_map(|c| { let mut c = c.to_vec(); c.sort_unstable(); c }).collect();
+        let cut = cut.min(rows);
+        let parts: Vec<Vec<Range<usize>>> = vec![vec![cut..rows], vec![0..cut / 2, cut / 2..cut], vec![]];
+        let groups = Groups::new(&chosen, k, 6, &parts);
+        for e in 0..6u32 {
+            for (p, ranges) in parts.iter().enumerate() {
+                let want: Vec<u32> = ranges.iter().cloned().flatten()
+                    .filter(|row| chosen[row * k..(row + 1) * k].contains(&e)).map(|row| row as u32).collect();
+                prop_assert_eq!(&groups.rows[groups.of_part(e as usize, p)], &want[..]);
+            }
+        }
+        for (choice, slot) in groups.slots.iter().enumerate() {
+            prop_assert_eq!(groups.rows[*slot as usize] as usize, choice / k);
+            prop_assert!(groups.of(chosen[choice] as usize).contains(&(*slot as usize)));
+        }
+        let values: Vec<f32> = (0..chosen.len()).map(|i| i as f32).collect();
+        prop_assert_eq!(groups.from_slots(&groups.to_slots(&values)), values);
+    }
+}

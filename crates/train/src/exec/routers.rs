@@ -1,0 +1,112 @@
+//! What routers tell each other: token counts of a unit, and gradients that have a leaf per sequence slice.
+
+use fabric::ReducePlan;
+use program::{Instr, Mode};
+use spec::Unit;
+use spec::moe::AuxScope;
+use spec::tree::Counter;
+
+use super::{Executor, unhosted, unit_of};
+use crate::buffers::POOLED;
+use crate::error::TrainError;
+use crate::mutant::Mutant;
+
+impl Executor<'_> {
+    /// Rows of each expert over all sequence slices of the unit, in every layer of the chunk. They are whole numbers
+    /// far below 2^24: float32 holds them, and their sums have no order.
+    pub(super) fn router_counts(&mut self, chunk: usize, unit: Unit) -> Result<(), TrainError> {
+        let layers = self.run.layout.stages[chunk].clone();
+        let experts = self.run.model.moe.as_ref().map_or(0, |moe| moe.experts);
+        let saved = self.memory.saved.entry((chunk, unit)).or_default();
+        let mut mine = Vec::with_capacity(layers.len() * experts + 1);
+        for layer in layers.clone() {
+            let routed = saved.layers.get(&layer).and_then(|kept| kept.routed.as_ref());
+            let routed =
+                routed.ok_or_else(|| TrainError::Internal(format!("layer {layer} has not routed {unit:?}")))?;
+            mine.extend(routed.counts.iter().map(|count| *count as f32));
+        }
+        // Rows that have a target are known to every tensor position: the first one speaks.
+        let targets = self.memory.tokens[&unit].targets.iter().filter(|t| **t != data::IGNORE).count();
+        mine.push(if self.place.at.tp == 0 { targets as f32 } else { 0.0 });
+        let group = &self.comm.tp;
+        let mut all = mine.clone();
+        if group.len() > 1 {
+            let part = |i: usize| std::iter::once(i * mine.len()..(i + 1) * mine.len()).collect();
+            let parts: Vec<_> = (0..group.len()).map(part).collect();
+            all = vec![0.0; mine.len() * group.len()];
+            self.comm.endpoint.all_gather(group, &parts, &mine, &mut all)?;
+        }
+        let before = saved.counts.remove(&POOLED).filter(|_| chunk > 0);
+        let mut pooled = before.unwrap_or_else(|| vec![0.0; experts]);
+        for (i, layer) in layers.enumerate() {
+            let mut counts = vec![0.0; experts];
+            for member in all.chunks_exact(mine.len()) {
+                add(&mut counts, &member[i * experts..(i + 1) * experts]);
+            }
+            add(&mut pooled, &counts);
+            saved.counts.insert(layer, counts);
+        }
+        saved.counts.insert(POOLED, pooled);
+        saved.targets = all.chunks_exact(mine.len()).map(|member| f64::from(member[mine.len() - 1])).sum();
+        Ok(())
+    }
+
+    /// Experts whose counts ride along with the stream between chunks, for an auxiliary loss over all layers: forward
+    /// those of the layers so far, backward those of all.
+    pub(super) fn pooled_experts(&self, mode: Mode) -> usize {
+        let pooled = self.run.model.moe.as_ref().filter(|moe| moe.aux_loss > 0.0 && moe.aux_scope == AuxScope::Pooled);
+        pooled.filter(|_| mode == Mode::Train).map_or(0, |moe| moe.experts)
+    }
+
+    pub(super) fn with_pooled(&self, mode: Mode, instr: &Instr, mut buffer: Vec<f32>) -> Result<Vec<f32>, TrainError> {
+        if self.pooled_experts(mode) > 0 {
+            let counts = self.memory.saved.get(&(instr.chunk, unit_of(instr)?)).and_then(|s| s.counts.get(&POOLED));
+            buffer.extend(counts.ok_or_else(|| TrainError::Internal("no router counts to send along".into()))?);
+        }
+        Ok(buffer)
+    }
+
+    pub(super) fn keep_pooled(&mut self, instr: &Instr, counts: &[f32]) -> Result<(), TrainError> {
+        if !counts.is_empty() {
+            let saved = self.memory.saved.entry((instr.chunk, unit_of(instr)?)).or_default();
+            saved.counts.insert(POOLED, counts.to_vec());
+        }
+        Ok(())
+    }
+
+    /// Gradients of whole experts of the data cell that ends: the tree over the tensor cells, then into its accumulators.
+    pub(super) fn slice_grads(&mut self, instr: &Instr) -> Result<(), TrainError> {
+        let state = self.chunks.get_mut(&instr.chunk).ok_or_else(|| unhosted(instr))?;
+        let unit = unit_of(instr)?;
+        state.open_cell(unit.cell, self.place.lanes(unit).len());
+        let leaves = state.slice_leaves();
+        let len = leaves.first().map_or(0, Vec::len);
+        if len == 0 {
+            return Ok(());
+        }
+        let mut sum = Counter::new(self.place.grid_tp);
+        for (cell, leaf) in self.place.cells.clone().zip(leaves) {
+            sum.push(cell..cell + 1, leaf, |left, right| kernels::add_assign(self.ctx, left, right));
+        }
+        let nodes = sum.into_nodes();
+        let group = &self.comm.tp;
+        if group.len() == 1 || self.mutant == Some(Mutant::ExpertsOwnSlice) {
+            state.close_slices(&nodes[0].1);
+            return Ok(());
+        }
+        let members = group.len();
+        let cells = (0..members).map(|t| self.run.layout.tensor_cells(t, self.place.grid_tp)).collect();
+        let parts = (0..members).map(|i| len * i / members..len * (i + 1) / members).collect();
+        let plan = ReducePlan::new(self.place.grid_tp, cells, parts);
+        let mine: Vec<_> = nodes.iter().map(|(node, data)| (node.clone(), data.as_slice())).collect();
+        let mut total = vec![0.0; len];
+        self.comm.endpoint.all_reduce(group, &plan, &mine, &mut total)?;
+        state.close_slices(&total);
+        Ok(())
+    }
+}
+
+/// Adds whole numbers.
+fn add(sum: &mut [f32], counts: &[f32]) {
+    sum.iter_mut().zip(counts).for_each(|(sum, count)| *sum += count);
+}
