@@ -15,3 +15,34 @@ pub(crate) fn bytes_mut(data: &mut [f32]) -> &mut [u8] {
     // SAFETY: as in `bytes`; every bit pattern is a valid f32 and the borrow is exclusive.
     unsafe { std::slice::from_raw_parts_mut(data.as_mut_ptr().cast(), size_of_val(data)) }
 }
+
+/// `data` as numbers, where it lies if that is aligned, else copied to `spare`. Its length
+/// must be a multiple of 4.
+pub(crate) fn numbers<'a>(data: &'a [u8], spare: &'a mut Vec<f32>) -> &'a [f32] {
+    assert!(data.len().is_multiple_of(size_of::<f32>()), "{} bytes are not numbers", data.len());
+    // SAFETY: every bit pattern is a valid f32; `align_to` keeps to whole, aligned numbers.
+    let (before, aligned, _) = unsafe { data.align_to::<f32>() };
+    if before.is_empty() {
+        return aligned;
+    }
+    spare.resize(data.len() / size_of::<f32>(), 0.0);
+    bytes_mut(spare).copy_from_slice(data);
+    spare
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn numbers_read_at_any_alignment() {
+        let want: Vec<f32> = (0..9).map(|i| i as f32 / 3.0).collect();
+        let mut room = vec![0.0f32; 12];
+        for shift in 0..8 {
+            let place = &mut bytes_mut(&mut room)[shift..shift + 36];
+            place.copy_from_slice(bytes(&want));
+            assert_eq!(numbers(place, &mut Vec::new()), want);
+        }
+        assert!(numbers(&[], &mut Vec::new()).is_empty());
+    }
+}

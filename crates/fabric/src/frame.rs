@@ -7,18 +7,22 @@
 //! 40 flags u32    44 zero u32     48 zero u64      56 xxh3 of bytes 0..56
 //! ```
 //!
-//! The payload follows, then (flag 1) its xxh3 in 8 bytes: behind the payload, so that one
-//! pass over the data both sums and copies it.
+//! The payload follows, then the tail: (flag 1) the payload's xxh3 in 8 bytes, and zeros up
+//! to the next multiple of 64 bytes. The sum stands behind the payload, so that one pass
+//! over the data both sums and copies it; the zeros keep the numbers of the next message
+//! aligned in shared memory. A message without payload is its header.
 
 use std::fmt;
-use xxhash_rust::xxh3::xxh3_64;
+use twox_hash::XxHash3_64;
 
-/// Bytes of a header.
+/// Bytes of a header, and what the bytes of a whole message are a multiple of.
 pub(crate) const HEADER_BYTES: usize = 64;
 /// Bytes of the checksum behind a payload.
-pub(crate) const TRAILER_BYTES: usize = 8;
+const SUM_BYTES: usize = 8;
+/// The longest tail.
+pub(crate) const TAIL_BYTES_MAX: usize = SUM_BYTES + HEADER_BYTES - 1;
 const MAGIC: u32 = u32::from_le_bytes(*b"lkst");
-const VERSION: u16 = 1;
+const VERSION: u16 = 2;
 const FLAG_CHECKSUM: u32 = 1;
 
 /// The kind of an operation, as counters and errors name it.
@@ -90,7 +94,7 @@ impl fmt::Display for Operation {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Header {
     pub operation: u8,
-    /// Streams inside a group that must not overtake each other: 0 direct, 1 inside a host.
+    /// A stream inside a group, in which no message overtakes another; see `route`.
     pub lane: u8,
     pub generation: u32,
     pub group: u32,
@@ -119,7 +123,7 @@ impl Header {
         out[28..32].copy_from_slice(&self.target.to_le_bytes());
         out[32..40].copy_from_slice(&self.bytes.to_le_bytes());
         out[40..44].copy_from_slice(&(if self.checksum { FLAG_CHECKSUM } else { 0 }).to_le_bytes());
-        let sum = xxh3_64(&out[..56]);
+        let sum = XxHash3_64::oneshot(&out[..56]);
         out[56..64].copy_from_slice(&sum.to_le_bytes());
         out
     }
@@ -134,7 +138,7 @@ impl Header {
         if version != VERSION {
             return Err(("version", VERSION.to_string(), version.to_string()));
         }
-        let (sum, got) = (xxh3_64(&raw[..56]), u64_at(56));
+        let (sum, got) = (XxHash3_64::oneshot(&raw[..56]), u64_at(56));
         if sum != got {
             return Err(("header checksum", format!("{sum:#018x}"), format!("{got:#018x}")));
         }
@@ -149,6 +153,43 @@ impl Header {
             bytes: u64_at(32),
             checksum: u32_at(40) & FLAG_CHECKSUM != 0,
         })
+    }
+}
+
+/// The bytes behind a payload.
+pub(crate) struct Tail {
+    raw: [u8; TAIL_BYTES_MAX],
+    len: usize,
+}
+
+impl Tail {
+    /// The tail of the message of `header`, whose payload sums up to `sum`.
+    pub fn new(header: &Header, sum: u64) -> Self {
+        let mut raw = [0; TAIL_BYTES_MAX];
+        if header.checksum {
+            raw[..SUM_BYTES].copy_from_slice(&sum.to_le_bytes());
+        }
+        Self { raw, len: Self::len(header) }
+    }
+
+    /// Bytes of the tail of the message of `header`.
+    pub fn len(header: &Header) -> usize {
+        if header.bytes == 0 {
+            return 0;
+        }
+        let least = if header.checksum { SUM_BYTES } else { 0 };
+        let over = (header.bytes as usize + least) % HEADER_BYTES;
+        least + (HEADER_BYTES - over) % HEADER_BYTES
+    }
+
+    pub fn bytes(&self) -> &[u8] {
+        &self.raw[..self.len]
+    }
+
+    /// The payload's sum, if the tail that came carries one.
+    pub fn sum(header: &Header, raw: &[u8]) -> Option<u64> {
+        let sum = raw.get(..SUM_BYTES).filter(|_| header.checksum)?;
+        Some(u64::from_le_bytes(sum.try_into().expect("8 bytes")))
     }
 }
 
@@ -171,6 +212,15 @@ mod tests {
         };
         let wire = header.encode();
         assert_eq!(Header::decode(&wire), Ok(header));
+        for bytes in 0..200 {
+            for checksum in [false, true] {
+                let header = Header { bytes, checksum, ..header };
+                let tail = Tail::new(&header, 9);
+                assert_eq!((HEADER_BYTES + bytes as usize + tail.bytes().len()) % HEADER_BYTES, 0);
+                assert!(tail.bytes().len() <= TAIL_BYTES_MAX);
+                assert_eq!(Tail::sum(&header, tail.bytes()), (checksum && bytes > 0).then_some(9));
+            }
+        }
         for bit in 0..HEADER_BYTES * 8 {
             let mut bad = wire;
             bad[bit / 8] ^= 1 << (bit % 8);

@@ -8,7 +8,7 @@ use crate::frame::Operation;
 use crate::op::Task;
 use crate::options::Group;
 use crate::plan::{block, check_parts, extent, part_len, segments};
-use crate::route::{DIRECT, INSIDE, Places};
+use crate::route::{DIRECT, Places, SHARE_DIRECT, SHARE_INSIDE};
 use std::ops::Range;
 
 /// Numbers in a block.
@@ -121,42 +121,79 @@ pub(crate) fn check(task: &Task, parts: &[Vec<Range<usize>>], len: usize) -> Res
 }
 
 /// Sends this member's part of `full` to all, and fills in theirs.
-pub(crate) fn share_parts(
+fn share_parts(
     task: &mut Task,
     inner: &mut Inner,
     parts: &[Vec<Range<usize>>],
     full: &mut [f32],
 ) -> Result<(), FabricError> {
-    let me = task.me;
-    let places = Places::new(task.group);
-    let size = inner.mail.block(BLOCK, 1);
-    let lens: Vec<usize> = parts.iter().map(|part| part_len(part)).collect();
-    let blocks = lens.iter().max().map_or(0, |len| len.div_ceil(size));
-    let targets: Vec<usize> =
-        (places.others(me, false).into_iter()).filter(|&m| places.together(m, me) || places.hub(me, m) == m).collect();
-    let owners = places.others(me, true);
-    let mates: Vec<usize> = places.mates(me).into_iter().filter(|&m| m != me).collect();
-    for step in 0..=blocks {
-        if let Some(block) = block(lens[me], size, step) {
-            let segments = segments(&parts[me], block);
-            for &to in &targets {
-                send_segments(task, inner, full, &segments, to, DIRECT)?;
-            }
-        }
-        for &owner in &owners {
-            let Some(block) = step.checked_sub(1).and_then(|i| block(lens[owner], size, i)) else { continue };
-            let segments = segments(&parts[owner], block);
+    let share = Share::new(task, parts, inner.mail.block(BLOCK, 1));
+    (0..share.steps()).try_for_each(|step| share.step(task, inner, full, step))
+}
+
+/// The way of all parts to all members, in steps of a block: in step `i` this member sends
+/// its block `i`, and takes in block `i - 1` of the others.
+pub(crate) struct Share<'p> {
+    parts: &'p [Vec<Range<usize>>],
+    lens: Vec<usize>,
+    size: usize,
+    /// Who gets this member's blocks from it.
+    targets: Vec<usize>,
+    /// (owner, from whom its blocks come, lane, whether to pass them on to the mates).
+    owners: Vec<(usize, usize, u8, bool)>,
+    mates: Vec<usize>,
+}
+
+impl<'p> Share<'p> {
+    /// Blocks of `size` numbers, the same for all members.
+    pub fn new(task: &Task, parts: &'p [Vec<Range<usize>>], size: usize) -> Self {
+        let me = task.me;
+        let places = Places::new(task.group);
+        let targets = (places.others(me, false).into_iter())
+            .filter(|&m| places.together(m, me) || places.hub(me, m) == m)
+            .collect();
+        let from = |owner: usize| {
             let hub = if places.together(owner, me) { owner } else { places.hub(owner, me) };
-            let (from, lane) = if hub == owner || hub == me { (owner, DIRECT) } else { (hub, INSIDE) };
-            recv_segments(task, inner, full, &segments, from, lane)?;
-            if hub == me {
-                for &mate in &mates {
-                    send_segments(task, inner, full, &segments, mate, INSIDE)?;
-                }
+            let (from, lane) =
+                if hub == owner || hub == me { (owner, SHARE_DIRECT) } else { (hub, SHARE_INSIDE) };
+            (owner, from, lane, hub == me)
+        };
+        let owners = places.others(me, true).into_iter().map(from).collect();
+        let mates = places.mates(me).into_iter().filter(|&m| m != me).collect();
+        Self { parts, lens: parts.iter().map(|part| part_len(part)).collect(), size, targets, owners, mates }
+    }
+
+    /// Steps until all is shared out.
+    pub fn steps(&self) -> usize {
+        1 + self.lens.iter().max().map_or(0, |len| len.div_ceil(self.size))
+    }
+
+    /// One step; beyond the last there is nothing to do.
+    pub fn step(
+        &self,
+        task: &mut Task,
+        inner: &mut Inner,
+        full: &mut [f32],
+        step: usize,
+    ) -> Result<(), FabricError> {
+        let me = task.me;
+        if let Some(block) = block(self.lens[me], self.size, step) {
+            let segments = segments(&self.parts[me], block);
+            for &to in &self.targets {
+                send_segments(task, inner, full, &segments, to, SHARE_DIRECT)?;
             }
         }
+        let Some(before) = step.checked_sub(1) else { return Ok(()) };
+        for &(owner, from, lane, pass) in &self.owners {
+            let Some(block) = block(self.lens[owner], self.size, before) else { continue };
+            let segments = segments(&self.parts[owner], block);
+            recv_segments(task, inner, full, &segments, from, lane)?;
+            for &mate in self.mates.iter().filter(|_| pass) {
+                send_segments(task, inner, full, &segments, mate, SHARE_INSIDE)?;
+            }
+        }
+        Ok(())
     }
-    Ok(())
 }
 
 fn send_segments(
@@ -196,7 +233,7 @@ fn recv_segments(
 }
 
 /// Copies a concatenation to its ranges.
-fn place(from: &[f32], ranges: &[Range<usize>], full: &mut [f32]) {
+pub(crate) fn place(from: &[f32], ranges: &[Range<usize>], full: &mut [f32]) {
     let mut at = 0;
     for range in ranges {
         full[range.clone()].copy_from_slice(&from[at..at + range.len()]);

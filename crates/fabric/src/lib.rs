@@ -5,6 +5,7 @@
 //!
 //! ```text
 //!  reduce.rs gather.rs   collectives: which message goes where (they know only Endpoint)
+//!  sums.rs               the ordered sum of one block, added as it arrives
 //!  plan.rs  route.rs     pure: parts, blocks, who merges and who owns
 //!  endpoint.rs op.rs     one rank's end: one operation at a time, abort, counters
 //!  mail.rs  frame.rs     messages: header, checksum, sequence, mailbox
@@ -55,6 +56,7 @@ mod plan;
 mod reduce;
 mod route;
 mod shm;
+mod sums;
 mod tcp;
 
 pub use counters::{Count, Counters};

@@ -78,7 +78,7 @@ impl Default for FabricOptions {
             checksum: true,
             message_bytes_max: 1 << 30,
             mailbox_bytes_max: 8 << 30,
-            ring_bytes: 1 << 20,
+            ring_bytes: 2 << 20,
         }
     }
 }

@@ -29,6 +29,11 @@ use std::ops::Range;
 pub(crate) const DIRECT: u8 = 0;
 /// Messages between a hub and the members of its host.
 pub(crate) const INSIDE: u8 = 1;
+/// The same for parts that are shared out: in an all_reduce they travel between the blocks
+/// of sums.
+pub(crate) const SHARE_DIRECT: u8 = 2;
+/// See [`SHARE_DIRECT`].
+pub(crate) const SHARE_INSIDE: u8 = 3;
 
 /// The places of a group's members.
 pub(crate) struct Places<'g> {

@@ -113,6 +113,11 @@ impl<T> Counter<T> {
         spent
     }
 
+    /// True if `node`, pushed next, is added at once to the subtree before it.
+    pub fn meets(&self, node: &Range<usize>) -> bool {
+        self.stack.last().is_some_and(|(left, _)| siblings(self.leaves, left, node))
+    }
+
     /// The subtrees held now, ascending.
     pub fn nodes(&self) -> &[(Range<usize>, T)] {
         &self.stack

@@ -16,8 +16,6 @@ use std::collections::{HashMap, VecDeque};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-/// Sum and copy in steps that stay in the core's cache.
-const STEP_BYTES: usize = 128 << 10;
 /// The longest sleep before abort and deadline are looked at again.
 const NAP: Duration = Duration::from_millis(2);
 
@@ -69,8 +67,9 @@ pub(crate) struct Mail {
     waiting_bytes: u64,
     sent: HashMap<Stream, u64>,
     seen: HashMap<Stream, u64>,
-    small: Vec<u8>,
     fault: Option<Fault>,
+    /// Room for numbers that arrive unaligned.
+    unaligned: Vec<f32>,
 }
 
 impl Mail {
@@ -85,8 +84,8 @@ impl Mail {
             waiting_bytes: 0,
             sent: HashMap::new(),
             seen: HashMap::new(),
-            small: Vec::new(),
             fault: None,
+            unaligned: Vec::new(),
         }
     }
 

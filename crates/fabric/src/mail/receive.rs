@@ -1,47 +1,120 @@
 //! Receiving: what has arrived is checked, then goes to its place or into the mailbox.
 
-use super::{Idle, Mail, Reason, STEP_BYTES, Stream};
+use super::{Idle, Mail, Reason, Stream};
+use crate::bits::numbers;
 use crate::error::FabricError;
-use crate::frame::{HEADER_BYTES, Header, TRAILER_BYTES};
+use crate::frame::{HEADER_BYTES, Header, TAIL_BYTES_MAX, Tail};
 use crate::link::{Link, LinkDown};
 use crate::op::Task;
 use crate::options::RankId;
 use std::collections::VecDeque;
-use xxhash_rust::xxh3::Xxh3Default;
+use std::hash::Hasher;
+use twox_hash::XxHash3_64;
 
 /// A message in arrival from one peer.
 #[derive(Default)]
 pub(super) struct Inbound {
-    head: Vec<u8>,
     now: Option<Header>,
     /// True if the payload goes straight to where the receiver wants it.
     direct: bool,
     body: Vec<u8>,
     got: usize,
-    sum: Xxh3Default,
-    tail: Vec<u8>,
+    sum: Sum,
+    /// Header or tail, as far as it has come.
+    edge: Edge,
     down: Option<LinkDown>,
+}
+
+/// The sum of a payload that comes in pieces.
+#[derive(Default)]
+struct Sum {
+    running: Option<XxHash3_64>,
+    done: u64,
+}
+
+impl Sum {
+    /// Takes in a piece; `whole` if it is all of the payload.
+    fn add(&mut self, piece: &[u8], whole: bool) {
+        if whole {
+            self.done = XxHash3_64::oneshot(piece);
+        } else {
+            self.running.get_or_insert_with(|| XxHash3_64::with_seed(0)).write(piece);
+        }
+    }
+
+    fn take(&mut self) -> u64 {
+        self.running.take().map_or(self.done, |sum| sum.finish())
+    }
+}
+
+/// The bytes around a payload.
+struct Edge {
+    raw: [u8; TAIL_BYTES_MAX],
+    len: usize,
+}
+
+impl Default for Edge {
+    fn default() -> Self {
+        Self { raw: [0; TAIL_BYTES_MAX], len: 0 }
+    }
 }
 
 /// Where an awaited message of known length goes.
 struct Want<'a> {
     stream: Stream,
     wire: u8,
-    into: &'a mut [u8],
+    bytes: usize,
+    to: Goal<'a>,
     done: bool,
+}
+
+/// What becomes of a payload.
+enum Goal<'a> {
+    /// It is put here.
+    Place(&'a mut [u8]),
+    /// Its numbers are shown where they lie, with their position in the payload.
+    Show(&'a mut dyn FnMut(usize, &[f32])),
 }
 
 impl Mail {
     /// Receives the next message of `member` on `lane`, which must have the length of `into`.
     pub fn recv_into(&mut self, task: &mut Task, member: usize, lane: u8, into: &mut [u8]) -> Result<(), FabricError> {
-        let length = into.len();
+        let bytes = into.len();
+        self.recv_to(task, member, lane, bytes, Goal::Place(into))
+    }
+
+    /// Shows the next message of `member` on `lane`, which must have `len` numbers, to `see`:
+    /// every number once, in order, in pieces with their position, where they lie. They are
+    /// checked only at the end: if this fails, what was made of them is void.
+    pub fn recv_with(
+        &mut self,
+        task: &mut Task,
+        member: usize,
+        lane: u8,
+        len: usize,
+        see: &mut dyn FnMut(usize, &[f32]),
+    ) -> Result<(), FabricError> {
+        self.recv_to(task, member, lane, len * size_of::<f32>(), Goal::Show(see))
+    }
+
+    fn recv_to(
+        &mut self,
+        task: &mut Task,
+        member: usize,
+        lane: u8,
+        bytes: usize,
+        to: Goal,
+    ) -> Result<(), FabricError> {
         let stream = (task.group.ranks[member], task.group.id, lane);
-        let mut want = Want { stream, wire: task.operation.wire(), into, done: false };
+        let mut want = Want { stream, wire: task.operation.wire(), bytes, to, done: false };
         if let Some((header, body)) = self.receive(task, stream, Some(&mut want))? {
-            task.expect(&header, "byte count", length, body.len())?;
-            want.into.copy_from_slice(&body);
+            task.expect(&header, "byte count", bytes, body.len())?;
+            match want.to {
+                Goal::Place(into) => into.copy_from_slice(&body),
+                Goal::Show(see) => see(0, numbers(&body, &mut self.unaligned)),
+            }
         }
-        received(task, member, length);
+        received(task, member, bytes);
         Ok(())
     }
 
@@ -129,42 +202,25 @@ impl Mail {
             let header = at.now.expect("opened above");
             let bytes = header.bytes as usize;
             while at.got < bytes {
-                let end = bytes.min(at.got + STEP_BYTES);
-                let place = if at.direct {
-                    let want = want.as_deref_mut().expect("a direct message stays with its receiver");
-                    &mut want.into[at.got..end]
-                } else {
-                    at.body.resize(end, 0);
-                    &mut at.body[at.got..end]
-                };
-                match self.link.read(peer, place) {
+                let direct = want.as_deref_mut().filter(|_| at.direct).map(|want| &mut want.to);
+                match take_step(&*self.link, &header, at, direct, &mut self.unaligned) {
                     Ok(0) => return Ok(moved),
-                    Ok(n) => {
-                        if header.checksum {
-                            at.sum.update(&place[..n]);
-                        }
-                        at.got += n;
-                        moved = true;
-                    }
+                    Ok(_) => moved = true,
                     Err(down) => {
                         at.down = Some(down);
                         return Ok(moved);
                     }
                 }
             }
-            if header.checksum {
-                if !fill(&*self.link, peer, at, TRAILER_BYTES, &mut moved) {
-                    return Ok(moved);
-                }
-                let got = u64::from_le_bytes(at.tail[..].try_into().expect("8 bytes"));
-                let sum = at.sum.digest();
-                if sum != got {
-                    let (sum, got) = (format!("{sum:#018x}"), format!("{got:#018x}"));
-                    return Err(task.mismatch(&header, "payload checksum", got, sum));
-                }
+            if !fill(&*self.link, peer, at, Tail::len(&header), &mut moved) {
+                return Ok(moved);
             }
-            at.head.clear();
-            at.tail.clear();
+            let sum = at.sum.take();
+            if let Some(got) = Tail::sum(&header, &at.edge.raw[..at.edge.len]).filter(|got| *got != sum) {
+                let (sum, got) = (format!("{sum:#018x}"), format!("{got:#018x}"));
+                return Err(task.mismatch(&header, "payload checksum", got, sum));
+            }
+            at.edge.len = 0;
             at.now = None;
             let body = std::mem::take(&mut at.body);
             if at.direct {
@@ -179,7 +235,7 @@ impl Mail {
     /// Reads and checks a full header, and decides where its payload goes.
     fn open(&mut self, task: &Task, peer: RankId, want: Option<&mut Want>) -> Result<(), FabricError> {
         let at = &mut self.inbound[peer as usize];
-        let raw: [u8; HEADER_BYTES] = at.head[..].try_into().expect("a full header");
+        let raw: [u8; HEADER_BYTES] = at.edge.raw[..at.edge.len].try_into().expect("a full header");
         let header = Header::decode(&raw).map_err(|bad| task.unreadable(peer, bad))?;
         let wrong =
             |what, expected: u64, got: u64| Err(task.mismatch(&header, what, expected.to_string(), got.to_string()));
@@ -207,7 +263,7 @@ impl Mail {
             if header.operation != want.wire {
                 return Err(task.wrong_operation(&header));
             }
-            task.expect(&header, "byte count", want.into.len(), header.bytes as usize)?;
+            task.expect(&header, "byte count", want.bytes, header.bytes as usize)?;
         } else {
             self.keep_room(peer, header.bytes)?;
             let at = &mut self.inbound[peer as usize];
@@ -216,22 +272,57 @@ impl Mail {
         let at = &mut self.inbound[peer as usize];
         at.direct = place.is_some();
         at.got = 0;
-        at.sum.reset();
+        at.sum = Sum::default();
+        at.edge.len = 0;
         at.now = Some(header);
         Ok(())
     }
 }
 
-/// Reads on until the head (or tail) of `at` has `size` bytes. True when it has.
+/// Takes in the next step of a payload: to its `goal`, or to the body of a letter. How many
+/// bytes; 0 if nothing is there now.
+fn take_step(
+    link: &dyn Link,
+    header: &Header,
+    at: &mut Inbound,
+    goal: Option<&mut Goal>,
+    unaligned: &mut Vec<f32>,
+) -> Result<usize, LinkDown> {
+    let bytes = header.bytes as usize;
+    let (from, end) = (at.got, bytes.min(at.got + link.step_bytes()));
+    let place = match goal {
+        Some(Goal::Show(see)) => {
+            let sum = &mut at.sum;
+            let n = link.show(header.source, end - from, &mut |piece| {
+                if header.checksum {
+                    sum.add(piece, piece.len() == bytes);
+                }
+                see(from / size_of::<f32>(), numbers(piece, unaligned));
+            })?;
+            at.got += n;
+            return Ok(n);
+        }
+        Some(Goal::Place(into)) => &mut into[from..end],
+        None => {
+            at.body.resize(end, 0);
+            &mut at.body[from..end]
+        }
+    };
+    let n = link.read(header.source, place)?;
+    if header.checksum && n > 0 {
+        at.sum.add(&place[..n], n == bytes);
+    }
+    at.got += n;
+    Ok(n)
+}
+
+/// Reads on until the edge of `at` has `size` bytes. True when it has.
 fn fill(link: &dyn Link, peer: RankId, at: &mut Inbound, size: usize, moved: &mut bool) -> bool {
-    let buffer = if at.now.is_none() { &mut at.head } else { &mut at.tail };
-    let mut raw = [0u8; HEADER_BYTES];
-    while buffer.len() < size {
-        let room = size - buffer.len();
-        match link.read(peer, &mut raw[..room]) {
+    while at.edge.len < size {
+        match link.read(peer, &mut at.edge.raw[at.edge.len..size]) {
             Ok(0) => return false,
             Ok(n) => {
-                buffer.extend_from_slice(&raw[..n]);
+                at.edge.len += n;
                 *moved = true;
             }
             Err(down) => {

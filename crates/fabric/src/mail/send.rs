@@ -1,13 +1,12 @@
-//! Sending: header, payload in steps, checksum.
+//! Sending: header, payload in steps, tail.
 
-use super::{Fault, Idle, Mail, Reason, STEP_BYTES};
+use super::{Fault, Idle, Mail, Reason};
 use crate::error::FabricError;
-use crate::frame::{HEADER_BYTES, Header};
+use crate::frame::{Header, Tail};
 use crate::op::Task;
-use xxhash_rust::xxh3::{Xxh3Default, xxh3_64};
-
-/// Payloads up to this size travel with their header in one write.
-const SMALL_BYTES: usize = 16 << 10;
+use std::hash::Hasher;
+use std::io::IoSlice;
+use twox_hash::XxHash3_64;
 
 impl Mail {
     /// Sends the concatenation of `pieces` to `member`.
@@ -43,76 +42,63 @@ impl Mail {
             self.fault = None;
             return Ok(());
         }
-        let mut small = std::mem::take(&mut self.small);
-        let sent = self.send_frame(task, &header, pieces, &mut small);
-        self.small = small;
-        sent
+        self.send_frame(task, &header, pieces)
     }
 
-    fn send_frame(
-        &mut self,
-        task: &mut Task,
-        header: &Header,
-        pieces: &[&[u8]],
-        small: &mut Vec<u8>,
-    ) -> Result<(), FabricError> {
+    /// Each step is summed, then written: the first behind the header, the last before the tail.
+    fn send_frame(&mut self, task: &mut Task, header: &Header, pieces: &[&[u8]]) -> Result<(), FabricError> {
         let mut head = header.encode();
         if let Some(Fault::FlipHeaderBit(bit)) = self.fault {
             self.fault = None;
             flip(&mut head, bit);
         }
-        if header.bytes <= SMALL_BYTES as u64 {
-            small.clear();
-            small.extend_from_slice(&head);
-            for piece in pieces {
-                small.extend_from_slice(piece);
-            }
+        let size = self.link.step_bytes();
+        let mut steps = pieces.iter().flat_map(|piece| piece.chunks(size)).peekable();
+        let mut head = &head[..];
+        // A message of one step needs no running sum, which takes longer to set up.
+        let mut running = None;
+        while let Some(step) = steps.next() {
+            let mut sum = 0;
             if header.checksum {
-                let (sum, end) = (xxh3_64(&small[HEADER_BYTES..]), small.len());
-                small.extend_from_slice(&sum.to_le_bytes());
-                self.spoil(&mut small[HEADER_BYTES..end]);
-            } else {
-                self.spoil(&mut small[HEADER_BYTES..]);
-            }
-            return self.write_all(task, header, small);
-        }
-        let mut sum = Xxh3Default::new();
-        self.write_all(task, header, &head)?;
-        for piece in pieces {
-            for step in piece.chunks(STEP_BYTES) {
-                if header.checksum {
-                    sum.update(step);
-                }
-                if matches!(self.fault, Some(Fault::FlipPayloadBit(_))) {
-                    let mut bad = step.to_vec();
-                    self.spoil(&mut bad);
-                    self.write_all(task, header, &bad)?;
+                if steps.peek().is_none() && running.is_none() {
+                    sum = XxHash3_64::oneshot(step);
                 } else {
-                    self.write_all(task, header, step)?;
+                    let state = running.get_or_insert_with(|| XxHash3_64::with_seed(0));
+                    state.write(step);
+                    if steps.peek().is_none() {
+                        sum = state.finish();
+                    }
                 }
             }
+            let tail = steps.peek().is_none().then(|| Tail::new(header, sum));
+            let tail = tail.as_ref().map_or(&[][..], Tail::bytes);
+            let spoilt = self.spoil(step);
+            let step = spoilt.as_deref().unwrap_or(step);
+            self.write_all(task, header, &mut [IoSlice::new(head), IoSlice::new(step), IoSlice::new(tail)])?;
+            head = &[];
         }
-        if header.checksum {
-            self.write_all(task, header, &sum.digest().to_le_bytes())?;
-        }
-        Ok(())
+        self.write_all(task, header, &mut [IoSlice::new(head)])
     }
 
-    fn spoil(&mut self, payload: &mut [u8]) {
-        if let (Some(Fault::FlipPayloadBit(bit)), false) = (self.fault, payload.is_empty()) {
-            self.fault = None;
-            flip(payload, bit);
-        }
+    /// The step with a flipped bit, if a fault asks for that.
+    fn spoil(&mut self, step: &[u8]) -> Option<Vec<u8>> {
+        let Some(Fault::FlipPayloadBit(bit)) = self.fault else { return None };
+        self.fault = None;
+        let mut bad = step.to_vec();
+        flip(&mut bad, bit);
+        Some(bad)
     }
 
-    fn write_all(&mut self, task: &mut Task, header: &Header, bytes: &[u8]) -> Result<(), FabricError> {
+    fn write_all(&mut self, task: &mut Task, header: &Header, pieces: &mut [IoSlice]) -> Result<(), FabricError> {
         let mut idle = Idle::default();
-        let mut rest = bytes;
+        let mut rest = pieces;
+        // Drops empty pieces in front.
+        IoSlice::advance_slices(&mut rest, 0);
         while !rest.is_empty() {
             self.abort.check()?;
             let ticket = self.link.ticket();
             let took = self.link.write(header.target, rest).map_err(|d| task.gone(header.target, d))?;
-            rest = &rest[took..];
+            IoSlice::advance_slices(&mut rest, took);
             if took > 0 || self.drain(task, None)? {
                 idle.over(task);
                 continue;

@@ -1,24 +1,28 @@
 //! The shared memory: a page of facts, a slot per rank, a byte ring per ordered pair.
 //!
 //! ```text
-//! page 0:           magic u64, world u64, ring bytes u64
+//! page 0:           magic u64, world u64, ring bytes u64, cores u64
 //! page 1 ..:        per rank 128 bytes: state, pid, doorbell, asleep (u32 each)
-//! then, per pair:   head u64 at 0, tail u64 at 128, data at 4096 (source * world + target)
+//! then, per pair:   head u64 at 0, tail u64 at 128, starved u32 at 256, data at 4096
+//!                   (pair number: source * world + target)
 //! ```
 //!
 //! The rings are lock-free with one producer and one consumer: the producer alone moves
-//! `tail`, the consumer alone moves `head`; both only grow. All `unsafe` of the transport
-//! is here.
+//! `tail`, the consumer alone moves `head`; both only grow. A producer without room says
+//! so in `starved`: only then does the consumer ring its bell. All `unsafe` of the
+//! transport is here.
 
 use crate::error::FabricError;
 use memmap2::{MmapOptions, MmapRaw};
 use std::fs::File;
-use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+use std::io::IoSlice;
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering, fence};
 
-const MAGIC: u64 = u64::from_le_bytes(*b"lockshm1");
+const MAGIC: u64 = u64::from_le_bytes(*b"lockshm2");
 const PAGE: usize = 4096;
 const SLOT_BYTES: usize = 128;
 const TAIL_AT: usize = 128;
+const STARVED_AT: usize = 256;
 
 /// The words of a rank's slot, by offset in bytes.
 #[derive(Clone, Copy)]
@@ -65,6 +69,8 @@ impl Region {
         let region = Self::map(file, world as usize, ring_bytes, size)?;
         region.long(8).store(world.into(), Ordering::Relaxed);
         region.long(16).store(ring_bytes as u64, Ordering::Relaxed);
+        let cores = std::thread::available_parallelism().map_or(1, usize::from);
+        region.long(24).store(cores as u64, Ordering::Relaxed);
         region.long(0).store(MAGIC, Ordering::Release);
         Ok(region)
     }
@@ -118,6 +124,12 @@ impl Region {
         unsafe { AtomicU32::from_ptr(self.map.as_mut_ptr().add(at).cast()) }
     }
 
+    /// True if every rank has a core for itself, as far as its maker may use them: the ranks
+    /// themselves may each be held on one.
+    pub fn roomy(&self) -> bool {
+        self.world as u64 <= self.long(24).load(Ordering::Relaxed)
+    }
+
     /// The number of ranks.
     pub fn world(&self) -> u32 {
         self.world as u32
@@ -129,52 +141,78 @@ impl Region {
         PAGE + slots + pair * (PAGE + self.ring_bytes)
     }
 
-    /// Puts a prefix of `bytes` into the ring; returns its length, 0 if the ring is full.
-    /// Only `source` itself may call this, from one thread at a time.
-    pub fn put(&self, source: u32, target: u32, bytes: &[u8]) -> usize {
+    /// Puts a prefix of the concatenation of `pieces` into the ring; returns its length, 0 if
+    /// the ring is full. Only `source` itself may call this, from one thread at a time.
+    pub fn put(&self, source: u32, target: u32, pieces: &[IoSlice<'_>]) -> usize {
         let ring = self.ring(source, target);
         let (head, tail) = (self.long(ring), self.long(ring + TAIL_AT));
-        let at = tail.load(Ordering::Relaxed);
-        let used = at.wrapping_sub(head.load(Ordering::Acquire)) as usize;
-        let n = bytes.len().min(self.ring_bytes.saturating_sub(used));
-        if n == 0 {
-            return 0;
+        let start = tail.load(Ordering::Relaxed);
+        let used = start.wrapping_sub(head.load(Ordering::Acquire)) as usize;
+        let room = self.ring_bytes.saturating_sub(used);
+        let mut done = 0;
+        for piece in pieces {
+            let n = piece.len().min(room - done);
+            let (at, first) = self.split(ring, start.wrapping_add(done as u64), n);
+            // SAFETY: `split` keeps both pieces inside this ring's data; the bytes from tail to
+            // tail + room are free, so the consumer does not touch them until the release store
+            // below; `piece` is ordinary memory outside the mapping.
+            unsafe {
+                let base = self.map.as_mut_ptr();
+                std::ptr::copy_nonoverlapping(piece.as_ptr(), base.add(at), first);
+                std::ptr::copy_nonoverlapping(piece.as_ptr().add(first), base.add(ring + PAGE), n - first);
+            }
+            done += n;
         }
-        let (start, first) = self.split(ring, at, n);
-        // SAFETY: `split` keeps both pieces inside this ring's data; the bytes from tail to
-        // tail + n are free (n <= room), so the consumer does not touch them until the
-        // release store below; `bytes` is ordinary memory outside the mapping.
-        unsafe {
-            let base = self.map.as_mut_ptr();
-            std::ptr::copy_nonoverlapping(bytes.as_ptr(), base.add(start), first);
-            std::ptr::copy_nonoverlapping(bytes.as_ptr().add(first), base.add(ring + PAGE), n - first);
+        if done > 0 {
+            tail.store(start.wrapping_add(done as u64), Ordering::Release);
         }
-        tail.store(at.wrapping_add(n as u64), Ordering::Release);
-        n
+        done
     }
 
-    /// Takes bytes out of the ring; returns how many, 0 if it is empty. Only `target`
-    /// itself may call this, from one thread at a time.
-    pub fn get(&self, source: u32, target: u32, into: &mut [u8]) -> usize {
+    /// Says that `source` waits for room. Dekker's order with [`Region::show`]: this is stored
+    /// before the head is read again, there the head before this is read.
+    pub fn starve(&self, source: u32, target: u32) {
+        self.starved(source, target).store(1, Ordering::Relaxed);
+        fence(Ordering::SeqCst);
+    }
+
+    fn starved(&self, source: u32, target: u32) -> &AtomicU32 {
+        let at = self.ring(source, target) + STARVED_AT;
+        assert!(at + 4 <= self.map.len());
+        // SAFETY: as in `long`.
+        unsafe { AtomicU32::from_ptr(self.map.as_mut_ptr().add(at).cast()) }
+    }
+
+    /// Shows the oldest bytes of the ring where they lie, then frees them: one piece of at most
+    /// `limit` bytes, a multiple of `unit` (of which the ring is one). Returns its length, 0 if
+    /// there is no such piece, and whether the producer waits for room. Only `target` itself
+    /// may call this, from one thread at a time.
+    pub fn show(
+        &self,
+        source: u32,
+        target: u32,
+        limit: usize,
+        unit: usize,
+        see: &mut dyn FnMut(&[u8]),
+    ) -> (usize, bool) {
         let ring = self.ring(source, target);
         let (head, tail) = (self.long(ring), self.long(ring + TAIL_AT));
-        let at = head.load(Ordering::Relaxed);
-        let used = tail.load(Ordering::Acquire).wrapping_sub(at) as usize;
-        let n = into.len().min(used).min(self.ring_bytes);
+        let start = head.load(Ordering::Relaxed);
+        let used = tail.load(Ordering::Acquire).wrapping_sub(start) as usize;
+        let n = limit.min(used).min(self.ring_bytes);
+        let (at, first) = self.split(ring, start, n);
+        let n = first - first % unit;
         if n == 0 {
-            return 0;
+            return (0, false);
         }
-        let (start, first) = self.split(ring, at, n);
-        // SAFETY: `split` keeps both pieces inside this ring's data; the bytes from head to
-        // head + n were published by the producer's release store, and it does not touch
-        // them until the release store below; `into` lies outside the mapping.
-        unsafe {
-            let base = self.map.as_mut_ptr();
-            std::ptr::copy_nonoverlapping(base.add(start), into.as_mut_ptr(), first);
-            std::ptr::copy_nonoverlapping(base.add(ring + PAGE), into.as_mut_ptr().add(first), n - first);
-        }
-        head.store(at.wrapping_add(n as u64), Ordering::Release);
-        n
+        // SAFETY: `split` keeps the piece inside this ring's data; the bytes from head to head
+        // + n were published by the producer's release store, and it does not touch them until
+        // the release store below, which comes after the last use of this borrow.
+        see(unsafe { std::slice::from_raw_parts(self.map.as_mut_ptr().add(at), n) });
+        head.store(start.wrapping_add(n as u64), Ordering::Release);
+        fence(Ordering::SeqCst);
+        let starved = self.starved(source, target);
+        (n, starved.load(Ordering::Relaxed) != 0 && starved.swap(0, Ordering::Relaxed) != 0)
     }
 
     /// Where the `n <= ring_bytes` bytes at ring position `at` start in the mapping, and how
@@ -184,5 +222,66 @@ impl Region {
         let first = n.min(self.ring_bytes - offset);
         assert!(n <= self.ring_bytes && ring + PAGE + self.ring_bytes <= self.map.len());
         (ring + PAGE + offset, first)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A region with rings of one page, ranks 0 and 1.
+    fn region() -> Region {
+        let fd = rustix::fs::memfd_create("ring", rustix::fs::MemfdFlags::empty()).unwrap();
+        Region::create(&File::from(fd), 2, PAGE).unwrap()
+    }
+
+    /// Takes up to `limit` bytes out.
+    fn get(region: &Region, limit: usize, unit: usize) -> Vec<u8> {
+        let mut got = Vec::new();
+        region.show(0, 1, limit, unit, &mut |piece| got.extend_from_slice(piece));
+        got
+    }
+
+    #[test]
+    fn every_byte_passes_once_at_every_offset_of_the_wrap() {
+        let region = region();
+        let (mut next_in, mut next_out) = (0u32, 0u32);
+        for round in 0..400usize {
+            let bytes: Vec<u8> = (0..(round * 37) % (PAGE + 9)).map(|i| (next_in + i as u32) as u8).collect();
+            let (a, b) = bytes.split_at(bytes.len() / 3);
+            let put = region.put(0, 1, &[IoSlice::new(a), IoSlice::new(b)]);
+            assert_eq!(put, bytes.len().min(PAGE));
+            next_in += put as u32;
+            // Out in pieces; the one at the end of the ring is short.
+            while next_out < next_in {
+                for byte in get(&region, 1 + round % 777, 1) {
+                    assert_eq!(byte, next_out as u8, "byte {next_out} in round {round}");
+                    next_out += 1;
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn a_full_ring_takes_nothing_and_numbers_stay_whole() {
+        let region = region();
+        assert_eq!(region.put(0, 1, &[IoSlice::new(&[7; PAGE + 1])]), PAGE);
+        assert_eq!(region.put(0, 1, &[IoSlice::new(&[7])]), 0);
+        assert_eq!(get(&region, 6, 4).len(), 4);
+        assert_eq!(get(&region, 3, 4).len(), 0);
+        assert_eq!(get(&region, PAGE, 4).len(), PAGE - 4);
+        assert_eq!(region.put(0, 1, &[IoSlice::new(&[7; 6])]), 6);
+        assert_eq!(get(&region, 100, 4).len(), 4, "two bytes are no number");
+        assert_eq!(get(&region, 100, 1).len(), 2);
+    }
+
+    #[test]
+    fn who_waits_for_room_is_told_once() {
+        let region = region();
+        region.put(0, 1, &[IoSlice::new(&[7; PAGE])]);
+        assert_eq!(region.show(0, 1, 8, 4, &mut |_| {}), (8, false));
+        region.starve(0, 1);
+        assert_eq!(region.show(0, 1, 8, 4, &mut |_| {}), (8, true));
+        assert_eq!(region.show(0, 1, 8, 4, &mut |_| {}), (8, false));
     }
 }

@@ -10,7 +10,7 @@
 //! ```
 
 use std::fmt;
-use xxhash_rust::xxh3::xxh3_64;
+use twox_hash::XxHash3_64;
 
 pub(super) const HELLO_BYTES: usize = 72;
 pub(super) const REPLY_BYTES: usize = 24;
@@ -63,7 +63,7 @@ impl Hello {
             out[8 + 4 * i..12 + 4 * i].copy_from_slice(&word.to_le_bytes());
         }
         out[32..64].copy_from_slice(&self.token);
-        let sum = xxh3_64(&out[..64]);
+        let sum = XxHash3_64::oneshot(&out[..64]);
         out[64..72].copy_from_slice(&sum.to_le_bytes());
         out
     }
@@ -72,7 +72,7 @@ impl Hello {
     pub fn decode(raw: &[u8; HELLO_BYTES]) -> Option<Self> {
         let word = |i: usize| u32::from_le_bytes(raw[8 + 4 * i..12 + 4 * i].try_into().expect("4 bytes"));
         let sound = raw[0..8] == HELLO_MAGIC.to_le_bytes()
-            && raw[64..72] == xxh3_64(&raw[..64]).to_le_bytes()
+            && raw[64..72] == XxHash3_64::oneshot(&raw[..64]).to_le_bytes()
             && word(0) == VERSION;
         sound.then(|| Self {
             generation: word(1),
@@ -119,14 +119,14 @@ impl Verdict {
         out[0..8].copy_from_slice(&REPLY_MAGIC.to_le_bytes());
         out[8..12].copy_from_slice(&code.to_le_bytes());
         out[12..16].copy_from_slice(&detail.to_le_bytes());
-        let sum = xxh3_64(&out[..16]);
+        let sum = XxHash3_64::oneshot(&out[..16]);
         out[16..24].copy_from_slice(&sum.to_le_bytes());
         out
     }
 
     pub fn decode(raw: &[u8; REPLY_BYTES]) -> Self {
         let word = |at: usize| u32::from_le_bytes(raw[at..at + 4].try_into().expect("4 bytes"));
-        if raw[0..8] != REPLY_MAGIC.to_le_bytes() || raw[16..24] != xxh3_64(&raw[..16]).to_le_bytes() {
+        if raw[0..8] != REPLY_MAGIC.to_le_bytes() || raw[16..24] != XxHash3_64::oneshot(&raw[..16]).to_le_bytes() {
             return Self::Noise;
         }
         match word(8) {

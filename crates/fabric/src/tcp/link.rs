@@ -4,16 +4,31 @@ use crate::link::{Link, LinkDown};
 use crate::options::RankId;
 use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
 use rustix::fd::OwnedFd;
-use std::io::{ErrorKind, Read, Write};
+use std::io::{ErrorKind, IoSlice, Read, Write};
 use std::net::TcpStream;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
+
+/// A system call costs more than what a smaller step saves.
+const STEP_BYTES: usize = 256 << 10;
+/// What is read ahead from a peer. Larger reads go straight to their place.
+const AHEAD_BYTES: usize = 64 << 10;
 
 /// One connection.
 struct Peer {
     stream: TcpStream,
+    ahead: Mutex<Ahead>,
     /// Set at its end: a closed socket would end every poll at once.
     down: AtomicBool,
+}
+
+/// Bytes that were read before anybody asked for them: `bytes[from..to]`.
+#[derive(Default)]
+struct Ahead {
+    bytes: Vec<u8>,
+    from: usize,
+    to: usize,
 }
 
 /// One rank's connections, by rank; none to itself.
@@ -26,7 +41,7 @@ impl TcpLink {
     /// Takes over streams that are connected and non-blocking.
     pub fn new(streams: Vec<Option<TcpStream>>) -> std::io::Result<Self> {
         let bell = eventfd(0, EventfdFlags::NONBLOCK | EventfdFlags::CLOEXEC)?;
-        let peer = |stream| Peer { stream, down: AtomicBool::new(false) };
+        let peer = |stream| Peer { stream, ahead: Mutex::default(), down: AtomicBool::new(false) };
         Ok(Self { peers: streams.into_iter().map(|stream| stream.map(peer)).collect(), bell })
     }
 
@@ -48,17 +63,52 @@ impl Peer {
         self.down.store(true, Ordering::Relaxed);
         Err(LinkDown(detail))
     }
+
+    /// Shows the next bytes, at most `limit`, a multiple of `unit`.
+    fn take(&self, limit: usize, unit: usize, see: &mut dyn FnMut(&[u8])) -> Result<usize, LinkDown> {
+        let mut ahead = self.ahead.lock().unwrap_or_else(PoisonError::into_inner);
+        let Ahead { bytes, from, to } = &mut *ahead;
+        if *to - *from < unit {
+            bytes.resize(AHEAD_BYTES, 0);
+            bytes.copy_within(*from..*to, 0);
+            (*from, *to) = (0, *to - *from);
+            *to += self.outcome((&self.stream).read(&mut bytes[*to..]))?;
+        }
+        let n = limit.min(*to - *from);
+        let n = n - n % unit;
+        if n > 0 {
+            see(&bytes[*from..*from + n]);
+            *from += n;
+        }
+        Ok(n)
+    }
+
+    fn is_ahead(&self) -> bool {
+        let ahead = self.ahead.lock().unwrap_or_else(PoisonError::into_inner);
+        ahead.from < ahead.to
+    }
 }
 
 impl Link for TcpLink {
-    fn write(&self, peer: RankId, bytes: &[u8]) -> Result<usize, LinkDown> {
+    fn step_bytes(&self) -> usize {
+        STEP_BYTES
+    }
+
+    fn write(&self, peer: RankId, pieces: &[IoSlice<'_>]) -> Result<usize, LinkDown> {
         let peer = self.peer(peer)?;
-        peer.outcome((&peer.stream).write(bytes))
+        peer.outcome((&peer.stream).write_vectored(pieces))
     }
 
     fn read(&self, peer: RankId, into: &mut [u8]) -> Result<usize, LinkDown> {
         let peer = self.peer(peer)?;
-        peer.outcome((&peer.stream).read(into))
+        if into.len() >= AHEAD_BYTES && !peer.is_ahead() {
+            return peer.outcome((&peer.stream).read(into));
+        }
+        peer.take(into.len(), 1, &mut |piece| into[..piece.len()].copy_from_slice(piece))
+    }
+
+    fn show(&self, peer: RankId, limit: usize, see: &mut dyn FnMut(&[u8])) -> Result<usize, LinkDown> {
+        self.peer(peer)?.take(limit, size_of::<f32>(), see)
     }
 
     fn ticket(&self) -> u32 {
