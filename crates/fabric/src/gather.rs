@@ -154,8 +154,7 @@ impl<'p> Share<'p> {
             .collect();
         let from = |owner: usize| {
             let hub = if places.together(owner, me) { owner } else { places.hub(owner, me) };
-            let (from, lane) =
-                if hub == owner || hub == me { (owner, SHARE_DIRECT) } else { (hub, SHARE_INSIDE) };
+            let (from, lane) = if hub == owner || hub == me { (owner, SHARE_DIRECT) } else { (hub, SHARE_INSIDE) };
             (owner, from, lane, hub == me)
         };
         let owners = places.others(me, true).into_iter().map(from).collect();
@@ -169,13 +168,7 @@ impl<'p> Share<'p> {
     }
 
     /// One step; beyond the last there is nothing to do.
-    pub fn step(
-        &self,
-        task: &mut Task,
-        inner: &mut Inner,
-        full: &mut [f32],
-        step: usize,
-    ) -> Result<(), FabricError> {
+    pub fn step(&self, task: &mut Task, inner: &mut Inner, full: &mut [f32], step: usize) -> Result<(), FabricError> {
         let me = task.me;
         if let Some(block) = block(self.lens[me], self.size, step) {
             let segments = segments(&self.parts[me], block);

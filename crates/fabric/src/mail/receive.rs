@@ -97,14 +97,7 @@ impl Mail {
         self.recv_to(task, member, lane, len * size_of::<f32>(), Goal::Show(see))
     }
 
-    fn recv_to(
-        &mut self,
-        task: &mut Task,
-        member: usize,
-        lane: u8,
-        bytes: usize,
-        to: Goal,
-    ) -> Result<(), FabricError> {
+    fn recv_to(&mut self, task: &mut Task, member: usize, lane: u8, bytes: usize, to: Goal) -> Result<(), FabricError> {
         let stream = (task.group.ranks[member], task.group.id, lane);
         let mut want = Want { stream, wire: task.operation.wire(), bytes, to, done: false };
         if let Some((header, body)) = self.receive(task, stream, Some(&mut want))? {

@@ -80,13 +80,7 @@ impl ShmLink {
         rung
     }
 
-    fn take(
-        &self,
-        peer: RankId,
-        limit: usize,
-        unit: usize,
-        see: &mut dyn FnMut(&[u8]),
-    ) -> Result<usize, LinkDown> {
+    fn take(&self, peer: RankId, limit: usize, unit: usize, see: &mut dyn FnMut(&[u8])) -> Result<usize, LinkDown> {
         // First the state, then the ring: what a peer sent before it left is still read.
         let down = self.down(peer);
         let (n, starved) = self.region.show(peer, self.rank, limit, unit, see);
