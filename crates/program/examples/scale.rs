@@ -6,7 +6,7 @@ use std::time::Instant;
 
 use program::{Mode, check, lower_all_parts};
 use spec::layout::LayoutRequest;
-use spec::{Grid, Layout, Model, Pin, Schedule, Transport};
+use spec::{Grid, Layout, Model, Pin, Recompute, Schedule, Transport};
 
 fn main() {
     let ranks: usize = std::env::args().nth(1).map_or(512, |n| n.parse().expect("a number of ranks"));
@@ -35,6 +35,9 @@ fn main() {
             pp: 16,
             vpp,
             schedule,
+            orders: None,
+            recompute: Recompute::None,
+            recompute_layers: None,
             zero: 1,
             threads: None,
             transport: Transport::Tcp,

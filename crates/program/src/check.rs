@@ -2,7 +2,8 @@
 //!
 //! It never looks at how lists are made. What it knows is the law:
 //!
-//! - `law`: what one unit does on one chunk, derived from what each segment reads and leaves;
+//! - `law`: what one unit does on one chunk, derived from what each segment reads and leaves; `touch`: what comes before
+//!   what, derived from the places that each operation reads and writes;
 //! - `order`: one rank's list obeys it, for every unit that the rank hosts and for no other,
 //!   with gradients first in, first out, and the end of the step in order;
 //! - `run`: all lists together come to an end, every message finds its receiver, every
@@ -12,6 +13,7 @@ mod law;
 mod order;
 mod report;
 mod run;
+mod touch;
 mod violation;
 
 use spec::{Grid, Layout, Model};

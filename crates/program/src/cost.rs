@@ -76,14 +76,20 @@ impl<'a> Costs<'a> {
         let experts = moe.map_or(0.0, |moe| moe.experts as f64);
         let inner = moe.map_or(0.0, |moe| (moe.per_token * moe.ffn + moe.shared_ffn) as f64);
         // The gradient of a product is two products.
-        let products = if pass == Pass::Forward { 1.0 } else { 2.0 };
+        let products = if pass == Pass::Backward { 2.0 } else { 1.0 };
         let whole = FLOAT * self.tokens * hidden;
         let slice = whole / tp;
         match segment {
             Segment::Attn(_) => {
-                let projections = 2.0 * hidden * (2.0 * heads + 2.0 * kv_heads);
-                let scores = 2.0 * self.seq * heads;
-                Work::Flops(products * self.tokens * (projections + scores) / tp)
+                let projections = products * 2.0 * hidden * (2.0 * heads + 2.0 * kv_heads);
+                // Scores have no weights: the input part has all of their gradient.
+                let of_scores = match pass {
+                    Pass::Forward => 1.0,
+                    Pass::Backward | Pass::BackwardInput => 2.0,
+                    Pass::BackwardWeight => 0.0,
+                };
+                let scores = of_scores * 2.0 * self.seq * heads;
+                Work::Flops(self.tokens * (projections + scores) / tp)
             }
             Segment::Mlp(_) => Work::Flops(products * self.tokens * 6.0 * hidden * ffn / tp),
             Segment::Route(_) => Work::Flops(products * self.tokens * 2.0 * hidden * experts / tp),

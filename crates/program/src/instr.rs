@@ -32,6 +32,10 @@ pub enum Pass {
     Forward,
     /// Towards the input; weight gradients add up here.
     Backward,
+    /// [`Pass::Backward`] without the weight gradients; keeps what they need.
+    BackwardInput,
+    /// Those weight gradients.
+    BackwardWeight,
 }
 
 /// A piece of the model's math between two exchanges.
@@ -140,7 +144,7 @@ pub enum Op {
         /// Bytes that this rank sends.
         bytes: u64,
     },
-    /// Send to one rank; never waits for the receiver.
+    /// Send to one rank; never waits for the receiver. Two chunks of one rank hand over without bytes.
     Send {
         /// What.
         value: Value,
@@ -204,6 +208,8 @@ impl fmt::Display for Instr {
             Op::Load => write!(f, "load")?,
             Op::Compute(Pass::Forward, s) => write!(f, "forward {s:?}")?,
             Op::Compute(Pass::Backward, s) => write!(f, "backward {s:?}")?,
+            Op::Compute(Pass::BackwardInput, s) => write!(f, "backward input {s:?}")?,
+            Op::Compute(Pass::BackwardWeight, s) => write!(f, "backward weight {s:?}")?,
             Op::Collective { exchange, value, axis, bytes } => write!(f, "{exchange:?} {value:?} {axis:?} {bytes} B")?,
             Op::Send { value, to, bytes } => write!(f, "send {value:?} -> {to} {bytes} B")?,
             Op::Recv { value, from, bytes } => write!(f, "recv {value:?} <- {from} {bytes} B")?,

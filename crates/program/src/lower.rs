@@ -2,6 +2,7 @@
 
 use std::collections::HashSet;
 
+use spec::schedule::Turn;
 use spec::{Coords, Grid, Layout, Model, Run, Unit};
 
 use crate::bytes::Sizes;
@@ -32,9 +33,9 @@ pub fn lower_all_parts(model: &Model, grid: &Grid, layout: &Layout, seq: usize, 
 
 /// How gradients of `chunk` are summed over the data axis.
 ///
-/// Sharded optimizer: to owners only. But the two uses of a tied embedding on two ranks are
-/// added between the ranks of one data position, whose owned parts differ as their chunks
-/// differ: there everybody gets the sums.
+/// Sharded optimizer: to owners only. But the two uses of a tied embedding on two chunks are
+/// added between the chunks of one data position, whose owned parts differ: there everybody
+/// gets the sums.
 pub fn grads_exchange(model: &Model, layout: &Layout, chunk: usize) -> Exchange {
     let tied = tied_apart(model, layout) && (chunk == 0 || chunk + 1 == layout.chunks());
     if layout.zero == 0 || tied { Exchange::AllReduce } else { Exchange::ReduceScatter }
@@ -67,27 +68,27 @@ impl<'a> Lowering<'a> {
         let at = self.layout.coords(rank);
         let mut list = List { with: self, at, chunk: 0, unit: None, instrs: Vec::with_capacity(self.length(tasks)) };
         let mut met = HashSet::new();
-        for &task in tasks {
-            match task {
-                Task::Forward { chunk, unit } => {
-                    (list.chunk, list.unit) = (chunk, Some(unit));
+        for &Task { turn, chunk, unit } in tasks {
+            (list.chunk, list.unit) = (chunk, Some(unit));
+            match turn {
+                Turn::Forward => {
                     if met.insert(unit) {
                         list.push(Op::Load);
                     }
                     list.forward();
                 }
-                Task::Backward { chunk, unit } if self.mode == Mode::Train => {
-                    (list.chunk, list.unit) = (chunk, Some(unit));
-                    list.backward();
-                    if unit.mb + 1 == self.grid.microbatches {
-                        if self.sizes.has_slice_grads() {
-                            let bytes = self.sizes.slice_grads(chunk, at.tp);
-                            list.collective(Exchange::AllReduce, Value::SliceGrads, Axis::Tp, bytes);
-                        }
-                        list.push(Op::CloseCell { cell: unit.cell });
-                    }
+                _ if self.mode == Mode::Eval => {}
+                Turn::Backward => list.backward(Pass::Backward),
+                Turn::BackwardInput => list.backward(Pass::BackwardInput),
+                Turn::BackwardWeight => list.weights(),
+            }
+            let adds = matches!(turn, Turn::Backward | Turn::BackwardWeight) && self.mode == Mode::Train;
+            if adds && unit.mb + 1 == self.grid.microbatches {
+                if self.sizes.has_slice_grads() {
+                    let bytes = self.sizes.slice_grads(chunk, at.tp);
+                    list.collective(Exchange::AllReduce, Value::SliceGrads, Axis::Tp, bytes);
                 }
-                Task::Backward { .. } => {}
+                list.push(Op::CloseCell { cell: unit.cell });
             }
         }
         list.unit = None;
@@ -99,12 +100,13 @@ impl<'a> Lowering<'a> {
     fn length(&self, tasks: &[Task]) -> usize {
         let last = self.layout.chunks() - 1;
         let of_task = |task: &Task| {
-            let (chunk, head) = match *task {
-                Task::Forward { chunk, .. } => (chunk, self.mode == Mode::Eval),
-                Task::Backward { chunk, .. } => (chunk, true),
+            let head = match task.turn {
+                Turn::Forward => self.mode == Mode::Eval,
+                Turn::Backward | Turn::BackwardInput => self.mode == Mode::Train,
+                Turn::BackwardWeight => false,
             };
-            let blocks = if head && chunk == last { 3 * self.sizes.blocks() } else { 0 };
-            self.layout.stages[chunk].len() * PER_LAYER + blocks + PER_TASK
+            let blocks = if head && task.chunk == last { 3 * self.sizes.blocks() } else { 0 };
+            self.layout.stages[task.chunk].len() * PER_LAYER + blocks + PER_TASK
         };
         tasks.iter().map(of_task).sum::<usize>() + 8 * self.layout.vpp
     }
@@ -163,12 +165,19 @@ impl List<'_> {
 
     /// A message to the rank of `chunk`.
     fn send(&mut self, value: Value, chunk: usize, bytes: u64) {
-        self.push(Op::Send { value, to: self.rank_of(chunk), bytes });
+        let to = self.rank_of(chunk);
+        self.push(Op::Send { value, to, bytes: self.between(to, bytes) });
+    }
+
+    /// `bytes`, unless `peer` is this rank: what stays on a rank is no message.
+    fn between(&self, peer: usize, bytes: u64) -> u64 {
+        if peer == self.with.layout.rank(self.at) { 0 } else { bytes }
     }
 
     /// A message from the rank of `chunk`.
     fn recv(&mut self, value: Value, chunk: usize, bytes: u64) {
-        self.push(Op::Recv { value, from: self.rank_of(chunk), bytes });
+        let from = self.rank_of(chunk);
+        self.push(Op::Recv { value, from, bytes: self.between(from, bytes) });
     }
 
     fn forward(&mut self) {
@@ -216,7 +225,8 @@ impl List<'_> {
         }
     }
 
-    fn backward(&mut self) {
+    /// The way back; `pass` is that of attention and feed-forward: whole, or the input part.
+    fn backward(&mut self, pass: Pass) {
         let with = self.with;
         if self.is_last() {
             self.head();
@@ -231,12 +241,12 @@ impl List<'_> {
                 self.backward_of(Segment::Route(layer));
             } else {
                 self.gather(Value::GradRows);
-                self.backward_of(Segment::Mlp(layer));
+                self.push(Op::Compute(pass, Segment::Mlp(layer)));
                 self.scatter(Value::GradPartial);
             }
             self.backward_of(Segment::MlpNorm(layer));
             self.gather(Value::GradRows);
-            self.backward_of(Segment::Attn(layer));
+            self.push(Op::Compute(pass, Segment::Attn(layer)));
             self.scatter(Value::GradPartial);
             self.backward_of(Segment::AttnNorm(layer));
         }
@@ -247,6 +257,17 @@ impl List<'_> {
             self.backward_of(Segment::Embed);
         } else {
             self.send(Value::ActivationGrad, self.chunk - 1, with.sizes.activation(with.mode));
+        }
+    }
+
+    /// The weight parts of attention and feed-forward. Gradients of experts, norms, embedding and output projection are added
+    /// by the input part: experts share their rows' products, the others cost little, and logits never exist for longer than a block.
+    fn weights(&mut self) {
+        for layer in self.with.layout.stages[self.chunk].clone().rev() {
+            if self.with.model.moe.is_none() {
+                self.push(Op::Compute(Pass::BackwardWeight, Segment::Mlp(layer)));
+            }
+            self.push(Op::Compute(Pass::BackwardWeight, Segment::Attn(layer)));
         }
     }
 
@@ -265,13 +286,17 @@ impl List<'_> {
             self.collective(exchange, Value::Grads, Axis::Dp, sizes.grads(chunk, dp, exchange));
         }
         if tied_apart(model, layout) {
+            // Both chunks may lie on this rank: it sends before it receives.
             let last = layout.chunks() - 1;
-            for (here, there) in [(0, last), (last, 0)] {
-                if layout.chunk_pp(here) == self.at.pp {
-                    self.chunk = here;
-                    self.send(Value::TiedGrads, there, sizes.tied_grads());
-                    self.recv(Value::TiedGrads, there, sizes.tied_grads());
-                }
+            let here = |(here, _): &(usize, usize)| layout.chunk_pp(*here) == self.at.pp;
+            let uses: Vec<_> = [(0, last), (last, 0)].into_iter().filter(here).collect();
+            for &(here, there) in &uses {
+                self.chunk = here;
+                self.send(Value::TiedGrads, there, sizes.tied_grads());
+            }
+            for &(here, there) in &uses {
+                self.chunk = here;
+                self.recv(Value::TiedGrads, there, sizes.tied_grads());
             }
         }
         self.chunk = 0;

@@ -24,13 +24,16 @@ impl Default for Limits {
 
 /// Forward of the rank's units, by number modulo 10.
 const FORWARD: &[u8; 10] = b"0123456789";
-/// Backward, likewise.
+/// Backward, likewise: whole, or its input part.
 const BACKWARD: &[u8; 10] = b"abcdefghij";
+/// The weight part of backward, likewise.
+const WEIGHTS: &[u8; 10] = b"ABCDEFGHIJ";
 
 /// When each rank works, under unit costs: one row per rank.
 ///
 /// A digit is the forward of the unit of that number, counted from 0 on the rank; the letter
-/// with the same place in the alphabet is its backward; `.` is idle. Tensor positions do the
+/// with the same place in the alphabet is its backward, where it is in parts small for the input part and large for the
+/// weight part; `.` is idle. Tensor positions do the
 /// same at the same time: only the first is shown. A column is the longest time that divides
 /// all others.
 pub fn gantt(report: &Report, grid: &Grid, layout: &Layout, limits: Limits) -> String {
@@ -41,7 +44,7 @@ pub fn gantt(report: &Report, grid: &Grid, layout: &Layout, limits: Limits) -> S
     let shown = columns.min(limits.columns_max);
     let width = report.ranks.len().saturating_sub(1).to_string().len();
     let mut text = format!(
-        "forward 0-9, backward a-j (number of the unit modulo 10); a column is {} layer forwards\n",
+        "forward 0-9, backward a-j, weight part A-J (number of the unit modulo 10); a column is {} layer forwards\n",
         layers(tick)
     );
     for row in rows.iter().take(limits.rows_max) {
@@ -70,7 +73,12 @@ pub fn gantt(report: &Report, grid: &Grid, layout: &Layout, limits: Limits) -> S
 
 fn mark(span: &Span, first_cell: usize, grid: &Grid) -> u8 {
     let number = span.unit.map_or(0, |u| (u.cell - first_cell) * grid.microbatches + u.mb);
-    (if span.pass == Pass::Forward { FORWARD } else { BACKWARD })[number % 10]
+    let marks = match span.pass {
+        Pass::Forward => FORWARD,
+        Pass::Backward | Pass::BackwardInput => BACKWARD,
+        Pass::BackwardWeight => WEIGHTS,
+    };
+    marks[number % 10]
 }
 
 fn gcd(a: u64, b: u64) -> u64 {

@@ -26,9 +26,10 @@ pub fn chunk_tensors(model: &Model, layout: &Layout, chunk: usize) -> Vec<Tensor
     held
 }
 
-/// True if a tied embedding is used as input and as output on two different ranks.
+/// True if a tied embedding is used as input and as output on two chunks: each has a copy, also where both lie on one
+/// rank (V placements), so that a chunk's state does not depend on its neighbours.
 pub fn tied_apart(model: &Model, layout: &Layout) -> bool {
-    model.tied && layout.chunk_pp(0) != layout.chunk_pp(layout.chunks() - 1)
+    model.tied && layout.chunks() > 1
 }
 
 /// Tensor cells that a rank hosts.

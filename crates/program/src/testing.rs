@@ -1,7 +1,7 @@
 //! Small models and layouts for the tests of this crate.
 
 use spec::layout::LayoutRequest;
-use spec::{Grid, Layout, Model, Pin, Schedule, Transport};
+use spec::{Grid, Layout, Model, Pin, Recompute, Schedule, Transport};
 
 /// A model of `layers` small layers with 4 key/value heads.
 pub fn model(layers: usize) -> Model {
@@ -30,6 +30,9 @@ pub fn request([dp, tp, pp]: [usize; 3], schedule: Schedule, vpp: Option<usize>)
         pp,
         vpp,
         schedule,
+        orders: None,
+        recompute: Recompute::None,
+        recompute_layers: None,
         zero: 0,
         threads: None,
         transport: Transport::Threads,

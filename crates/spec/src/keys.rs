@@ -124,8 +124,11 @@ keys! {
     "layout.dp" Int "1" false "ranks on the data axis";
     "layout.tp" Int "1" false "ranks on the tensor axis";
     "layout.pp" Int "1" false "ranks on the pipeline axis";
-    "layout.vpp" Int "" false "chunks per rank (2 for interleaved unless set)";
-    "layout.schedule" Text "\"1f1b\"" false "gpipe, 1f1b or interleaved";
+    "layout.vpp" Int "" false "chunks per rank (2 for interleaved, zbv and dualpipe-v unless set)";
+    "layout.schedule" Text "\"1f1b\"" false "gpipe, 1f1b, interleaved, zb-h1, zbv, dualpipe-v or csv";
+    "layout.schedule_file" Text "" false "the schedule of csv: a line per pipeline position, operations such as 0F0,0B0 (stage, F B I or W, microbatch)";
+    "layout.recompute" Text "\"none\"" false "what backward computes again instead of keeping it: none, selective (attention) or full (the layer)";
+    "layout.recompute_layers" Ints "" false "the layers that recompute is for, such as [0, 1]; unset: all";
     "layout.zero" Int "0" false "1: optimizer state sharded over dp";
     "layout.threads" Int "" false "threads per rank; unset: all cores at one rank, else 1";
     "layout.transport" Text "\"shm\"" false "shm, tcp or threads";

@@ -5,21 +5,13 @@
 use std::fmt;
 use std::ops::Range;
 use std::str::FromStr;
+use std::sync::Arc;
 
 use crate::error::SpecError;
 use crate::grid::Grid;
 use crate::model::{Model, divisors};
-
-/// The order of forward and backward work on a pipeline.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub enum Schedule {
-    /// All forwards, then all backwards.
-    GPipe,
-    /// One forward, one backward, once the pipeline is full.
-    OneFOneB,
-    /// 1F1B over several chunks of layers per rank.
-    Interleaved,
-}
+use crate::schedule::{Recompute, Schedule};
+use crate::schedule_file::Orders;
 
 /// How the bytes travel between ranks.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -62,7 +54,6 @@ macro_rules! words {
 }
 pub(crate) use words;
 
-words!(Schedule: GPipe = "gpipe", OneFOneB = "1f1b", Interleaved = "interleaved");
 words!(Transport: Shm = "shm", Tcp = "tcp", Threads = "threads");
 words!(Pin: Auto = "auto", Off = "off");
 
@@ -79,6 +70,12 @@ pub struct LayoutRequest {
     pub vpp: Option<usize>,
     /// `layout.schedule`
     pub schedule: Schedule,
+    /// `layout.schedule_file`, read.
+    pub orders: Option<Arc<Orders>>,
+    /// `layout.recompute`
+    pub recompute: Recompute,
+    /// `layout.recompute_layers`: the layers that it is for; unset: all.
+    pub recompute_layers: Option<Vec<usize>>,
     /// `layout.zero`
     pub zero: usize,
     /// `layout.threads`, threads per rank.
@@ -119,6 +116,12 @@ pub struct Layout {
     pub vpp: usize,
     /// Order of pipeline work.
     pub schedule: Schedule,
+    /// The order itself, where a file gives it.
+    pub orders: Option<Arc<Orders>>,
+    /// The pipeline position of each chunk.
+    pub placement: Vec<usize>,
+    /// What is kept of each layer between forward and backward.
+    pub recompute: Vec<Recompute>,
     /// 1: optimizer state is sharded over the data axis; 0: replicated.
     pub zero: usize,
     /// Threads per rank.
@@ -129,7 +132,7 @@ pub struct Layout {
     pub pin: Pin,
     /// Data cells of each dp rank: contiguous, ascending, none empty.
     pub cells: Vec<Range<usize>>,
-    /// Layers of each chunk; chunk `c` lives on pipeline position `c % pp`.
+    /// Layers of each chunk; chunk `c` lives on pipeline position `placement[c]`.
     pub stages: Vec<Range<usize>>,
     /// Ranks of one host, contiguous; `None`: all on one.
     pub ranks_per_host: Option<usize>,
@@ -173,6 +176,7 @@ impl Layout {
             ));
         }
         let cells = law.split("layout.cells", request.cells.as_deref(), dp, grid.dp, "data cells")?;
+        law.orders(&cells)?;
         let stages = law.split("layout.stages", request.stages.as_deref(), pp * vpp, model.layers, "layers")?;
         let world = dp * tp * pp;
         if let Some(per_host) = request.ranks_per_host
@@ -183,6 +187,11 @@ impl Layout {
                 format!("set cluster.ranks_per_host to one of {:?}, or leave it unset", divisors(world)),
             ));
         }
+        let recompute = law.recompute()?;
+        let placement = match &request.orders {
+            Some(orders) => orders.placement.clone(),
+            None => schedule.placement(pp, vpp),
+        };
         let threads = request.threads.unwrap_or(if world == 1 { cores.max(1) } else { 1 });
         let LayoutRequest { transport, pin, .. } = *request;
         Ok(Self {
@@ -191,6 +200,9 @@ impl Layout {
             pp,
             vpp,
             schedule,
+            orders: request.orders.clone(),
+            placement,
+            recompute,
             zero,
             threads,
             transport,
@@ -229,12 +241,12 @@ impl Layout {
 
     /// The pipeline position of a chunk.
     pub fn chunk_pp(&self, chunk: usize) -> usize {
-        chunk % self.pp
+        self.placement[chunk]
     }
 
     /// The chunks of pipeline position `pp`, ascending.
-    pub fn chunks_of(&self, pp: usize) -> impl Iterator<Item = usize> + use<> {
-        (pp..self.chunks()).step_by(self.pp)
+    pub fn chunks_of(&self, pp: usize) -> impl Iterator<Item = usize> + '_ {
+        self.placement.iter().enumerate().filter(move |(_, at)| **at == pp).map(|(chunk, _)| chunk)
     }
 
     /// The chunk that holds `layer`.
@@ -256,6 +268,14 @@ impl fmt::Display for Layout {
             write!(f, " {}", self.schedule)?;
             if self.vpp > 1 {
                 write!(f, " vpp{}", self.vpp)?;
+            }
+        }
+        let again = |mode| self.recompute.iter().filter(|m| **m == mode).count();
+        for mode in [Recompute::Selective, Recompute::Full] {
+            match again(mode) {
+                0 => {}
+                n if n == self.recompute.len() => write!(f, " recompute-{mode}")?,
+                n => write!(f, " recompute-{mode}({n} of {} layers)", self.recompute.len())?,
             }
         }
         write!(f, " zero{} {} threads{}", self.zero, self.transport, self.threads)
@@ -317,21 +337,26 @@ impl Law<'_> {
                 format!("set layout.pp to at most {layers}"),
             ));
         }
-        if r.pp == 1 {
-            // One stage: every schedule is plain accumulation.
-            return Ok(1);
-        }
-        let vpp = match (r.schedule, r.vpp) {
-            (Schedule::Interleaved, None) => 2,
-            (Schedule::Interleaved, Some(v)) => v,
-            (_, None | Some(1)) => 1,
-            (schedule, Some(v)) => {
-                return Err(self.broken(
-                    format!("layout.vpp = {v} with layout.schedule = {schedule}, which keeps one chunk per rank"),
-                    "set layout.schedule to interleaved, or leave layout.vpp unset".into(),
-                ));
-            }
+        let (default, may_differ) = r.schedule.chunks();
+        let (default, may_differ) = match &r.orders {
+            Some(orders) => (orders.placement.len() / orders.positions.len().max(1), false),
+            None if r.pp == 1 => (1, false),
+            None => (default, may_differ),
         };
+        let vpp = r.vpp.unwrap_or(default);
+        if vpp != default && !may_differ {
+            let why = match r.pp {
+                1 => "with layout.pp = 1: on one position every schedule is plain accumulation over one chunk".into(),
+                _ => format!("with layout.schedule = {}, which keeps {default} per rank", r.schedule),
+            };
+            return Err(self.broken(
+                format!("layout.vpp = {vpp} {why}"),
+                format!(
+                    "leave layout.vpp unset, or set it to {default}{}",
+                    if r.pp > 1 { "; layout.schedule = interleaved takes any" } else { ", or set layout.pp" }
+                ),
+            ));
+        }
         if r.pp.saturating_mul(vpp) > layers {
             return Err(self.broken(
                 format!(
@@ -347,6 +372,56 @@ impl Law<'_> {
             ));
         }
         Ok(vpp)
+    }
+
+    /// A schedule file fits the positions and the microbatches, and is there exactly for `layout.schedule = csv`.
+    fn orders(&self, cells: &[Range<usize>]) -> Result<(), SpecError> {
+        let r = self.request;
+        let Some(orders) = &r.orders else {
+            return match r.schedule {
+                Schedule::Csv => Err(self.broken(
+                    "layout.schedule = csv without layout.schedule_file".into(),
+                    "set layout.schedule_file to the path of the schedule".into(),
+                )),
+                _ => Ok(()),
+            };
+        };
+        if orders.positions.len() != r.pp {
+            return Err(self.broken(
+                format!("layout.schedule_file has {} lines for layout.pp = {}", orders.positions.len(), r.pp),
+                format!("set layout.pp to {}, or give the file one line per position", orders.positions.len()),
+            ));
+        }
+        let most = cells.iter().map(Range::len).max().unwrap_or(0) * self.grid.microbatches;
+        if orders.microbatches != most {
+            return Err(self.broken(
+                format!(
+                    "layout.schedule_file has microbatches 0 to {}, but a data position has {most} in a step",
+                    orders.microbatches.saturating_sub(1)
+                ),
+                format!("give every stage of the file the microbatches 0 to {}", most.saturating_sub(1)),
+            ));
+        }
+        Ok(())
+    }
+
+    /// What is kept of each layer.
+    fn recompute(&self) -> Result<Vec<Recompute>, SpecError> {
+        let (r, layers) = (self.request, self.model.layers);
+        let Some(chosen) = &r.recompute_layers else { return Ok(vec![r.recompute; layers]) };
+        if r.recompute == Recompute::None {
+            return Err(self.broken(
+                format!("layout.recompute_layers = {chosen:?}, but layout.recompute = none"),
+                "set layout.recompute to full or selective, or leave layout.recompute_layers unset".into(),
+            ));
+        }
+        if let Some(layer) = chosen.iter().find(|layer| **layer >= layers) {
+            return Err(self.broken(
+                format!("layout.recompute_layers names layer {layer}"),
+                format!("name layers 0 to {}", layers - 1),
+            ));
+        }
+        Ok((0..layers).map(|l| if chosen.contains(&l) { r.recompute } else { Recompute::None }).collect())
     }
 
     /// Contiguous parts of `total`: the given counts, or as even as possible with the larger ones first.

@@ -2,7 +2,8 @@
 //!
 //! The grid defines the numbers, the layout only says where they are computed; rows are
 //! free, sums are ordered. This crate knows the shapes and the orders; it computes nothing
-//! and reads nothing but the run file, a model's `config.json` and the text of a cluster file.
+//! and reads nothing but the run file, the schedule file that it names, a model's `config.json` and the text of a cluster
+//! file.
 
 mod batch;
 pub mod cluster;
@@ -15,13 +16,16 @@ pub mod model;
 pub mod moe;
 pub mod run;
 pub mod runfile;
+pub mod schedule;
+pub mod schedule_file;
 pub mod tensors;
 mod train_law;
 pub mod tree;
 
 pub use error::SpecError;
 pub use grid::{Grid, Lanes, Leaf, Unit};
-pub use layout::{Coords, Layout, Pin, Schedule, Transport};
+pub use layout::{Coords, Layout, Pin, Transport};
 pub use model::Model;
 pub use moe::Moe;
 pub use run::Run;
+pub use schedule::{Recompute, Schedule};

@@ -3,13 +3,16 @@
 use std::fmt;
 use std::path::{Path, PathBuf};
 use std::str::FromStr;
+use std::sync::Arc;
 
 use crate::error::SpecError;
 use crate::grid::Grid;
-use crate::layout::{Layout, LayoutRequest, Pin, Schedule, Transport, words};
+use crate::layout::{Layout, LayoutRequest, Pin, Transport, words};
 use crate::model::Model;
 use crate::moe::Moe;
 use crate::runfile::Values;
+use crate::schedule::{Recompute, Schedule};
+use crate::schedule_file::Orders;
 
 /// Where the text comes from.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -217,13 +220,32 @@ impl Run {
     }
 }
 
+/// The schedule that the run file names, if any.
+fn orders(values: &Values, schedule: Schedule) -> Result<Option<Arc<Orders>>, SpecError> {
+    let Some(path) = values.text("layout.schedule_file") else { return Ok(None) };
+    if schedule != Schedule::Csv {
+        return Err(SpecError::law(
+            format!("layout.schedule_file = {path:?} is read only with layout.schedule = csv"),
+            format!("layout.schedule {schedule}"),
+            "set layout.schedule to csv, or remove layout.schedule_file",
+        ));
+    }
+    let text = std::fs::read_to_string(path)
+        .map_err(|e| values.refuse("layout.schedule_file", format!("a file that can be read ({e})")))?;
+    Ok(Some(Arc::new(Orders::parse(path, &text)?)))
+}
+
 pub(crate) fn layout_request(values: &Values) -> Result<LayoutRequest, SpecError> {
+    let schedule = word::<Schedule>(values, "layout.schedule")?;
     Ok(LayoutRequest {
         dp: values.need("layout.dp")?,
         tp: values.need("layout.tp")?,
         pp: values.need("layout.pp")?,
         vpp: values.int("layout.vpp"),
-        schedule: word::<Schedule>(values, "layout.schedule")?,
+        schedule,
+        orders: orders(values, schedule)?,
+        recompute: word::<Recompute>(values, "layout.recompute")?,
+        recompute_layers: values.ints("layout.recompute_layers"),
         zero: values.need("layout.zero")?,
         threads: values.int("layout.threads"),
         transport: word::<Transport>(values, "layout.transport")?,

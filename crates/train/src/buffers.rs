@@ -1,8 +1,9 @@
 //! Buffers that live between instructions: a pool, the registers, and what backward keeps.
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::{BTreeMap, HashMap, VecDeque};
 use std::ops::Range;
 
+use program::Value;
 use spec::{Leaf, Unit};
 
 /// Reuses buffers: training takes the same sizes at every step.
@@ -101,6 +102,38 @@ impl Registers {
     }
 }
 
+/// What the input part of the attention's backward leaves for its weight part.
+#[derive(Debug, Default)]
+pub struct AttnWeights {
+    /// Gradient of the residual stream, all rows.
+    pub dy: Vec<f32>,
+    /// Attention output.
+    pub o: Vec<f32>,
+    /// Normed rows, all.
+    pub n: Vec<f32>,
+    /// Gradients of queries, keys and values.
+    pub dq: Vec<f32>,
+    /// See `dq`.
+    pub dk: Vec<f32>,
+    /// See `dq`.
+    pub dv: Vec<f32>,
+}
+
+/// What the input part of the feed-forward's backward leaves for its weight part.
+#[derive(Debug, Default)]
+pub struct MlpWeights {
+    /// Gradient of the residual stream, all rows.
+    pub dy: Vec<f32>,
+    /// The activation.
+    pub act: Vec<f32>,
+    /// Normed rows, all.
+    pub n: Vec<f32>,
+    /// Gradients of gate and up.
+    pub d_gate: Vec<f32>,
+    /// See `d_gate`.
+    pub d_up: Vec<f32>,
+}
+
 /// What one layer keeps of a unit between forward and backward.
 #[derive(Debug, Default)]
 pub struct LayerSaved {
@@ -136,6 +169,40 @@ pub struct LayerSaved {
     pub up: Vec<f32>,
     /// The router's choice (experts only); then `gate` and `up` have a row per slot.
     pub routed: Option<Routed>,
+    /// Left by the input part of the attention's backward.
+    pub attn_weights: Option<AttnWeights>,
+    /// Left by the input part of the feed-forward's backward.
+    pub mlp_weights: Option<MlpWeights>,
+}
+
+impl LayerSaved {
+    fn buffers(&self) -> impl Iterator<Item = &Vec<f32>> {
+        let Self { x_attn, inv_attn, n_attn, qk_raw, qk_inv, q, k, v, o, lse, x_mlp, inv_mlp, n_mlp, gate, up, .. } =
+            self;
+        let pairs = qk_raw.iter().chain(qk_inv).flatten();
+        let attn = self.attn_weights.iter().flat_map(|w| [&w.dy, &w.o, &w.n, &w.dq, &w.dk, &w.dv]);
+        let mlp = self.mlp_weights.iter().flat_map(|w| [&w.dy, &w.act, &w.n, &w.d_gate, &w.d_up]);
+        let plain = [x_attn, inv_attn, n_attn, q, k, v, o, lse, x_mlp, inv_mlp, n_mlp, gate, up];
+        let routed = self.routed.iter().flat_map(|r| r.shared.iter().chain([&r.scores]));
+        plain.into_iter().chain(pairs).chain(attn).chain(mlp).chain(routed)
+    }
+
+    /// All it keeps, for reuse.
+    fn into_buffers(self) -> impl Iterator<Item = Vec<f32>> {
+        let Self { x_attn, inv_attn, n_attn, qk_raw, qk_inv, q, k, v, o, lse, x_mlp, inv_mlp, n_mlp, gate, up, .. } =
+            self;
+        let pairs = qk_raw.into_iter().chain(qk_inv).flatten();
+        let attn = self.attn_weights.into_iter().flat_map(|w| [w.dy, w.o, w.n, w.dq, w.dk, w.dv]);
+        let mlp = self.mlp_weights.into_iter().flat_map(|w| [w.dy, w.act, w.n, w.d_gate, w.d_up]);
+        let plain = [x_attn, inv_attn, n_attn, q, k, v, o, lse, x_mlp, inv_mlp, n_mlp, gate, up];
+        let routed = self.routed.into_iter().flat_map(|r| r.shared.into_iter().chain([r.scores]));
+        plain.into_iter().chain(pairs).chain(attn).chain(mlp).chain(routed)
+    }
+
+    /// Size of all it keeps.
+    pub fn bytes(&self) -> u64 {
+        self.buffers().map(|b| 4 * b.len() as u64).sum()
+    }
 }
 
 /// What a router made of a unit's local rows.
@@ -223,6 +290,8 @@ pub struct Memory {
     pub loads: BTreeMap<usize, Vec<u64>>,
     /// Shares of the auxiliary loss, by leaf, layer and tensor cell.
     pub aux: BTreeMap<(Leaf, usize, usize), f64>,
+    /// What chunks of this rank have handed to others of its chunks, by kind and the chunk that gave it.
+    pub handed: HashMap<(Value, usize), VecDeque<Vec<f32>>>,
 }
 
 impl Memory {
@@ -256,28 +325,15 @@ impl Memory {
     /// Drops what a layer kept: validation has no backward.
     pub fn forget_layer(&mut self, chunk: usize, unit: Unit, layer: usize) {
         let saved = self.saved.get_mut(&(chunk, unit)).and_then(|s| s.layers.remove(&layer));
-        let LayerSaved {
-            x_attn,
-            inv_attn,
-            n_attn,
-            qk_raw,
-            qk_inv,
-            q,
-            k,
-            v,
-            o,
-            lse,
-            x_mlp,
-            inv_mlp,
-            n_mlp,
-            gate,
-            up,
-            routed,
-        } = saved.unwrap_or_default();
-        let plain = [x_attn, inv_attn, n_attn, q, k, v, o, lse, x_mlp, inv_mlp, n_mlp, gate, up];
-        let pairs = qk_raw.into_iter().chain(qk_inv).flatten();
-        let routed = routed.unwrap_or_default();
-        let routed = routed.shared.into_iter().chain([routed.scores]);
-        plain.into_iter().chain(pairs).chain(routed).for_each(|buffer| self.pool.give(buffer));
+        saved.unwrap_or_default().into_buffers().for_each(|buffer| self.pool.give(buffer));
+    }
+
+    /// Ends a layer of which nothing is kept any more.
+    pub fn settle_layer(&mut self, chunk: usize, unit: Unit, layer: usize) {
+        if let Some(saved) = self.saved.get_mut(&(chunk, unit))
+            && saved.layers.get(&layer).is_some_and(|kept| kept.bytes() == 0)
+        {
+            saved.layers.remove(&layer);
+        }
     }
 }

@@ -64,6 +64,7 @@ mutants! {
     TokenDropped "token-dropped" "the first row of a microbatch does not reach its first expert";
     GatesNotRenormed "gates-not-renormed" "gates are not divided by the sum of the chosen scores";
     ExpertsOwnSlice "experts-own-slice" "expert gradients not reduced over the tensor ranks";
+    CellsMixed "cells-mixed" "gradients of a data cell that opens early go to the cell before";
     MomentsForgotten "moments-forgotten" "second moments not read from the checkpoint";
 }
 
@@ -119,6 +120,12 @@ pub(crate) fn step_loss(mutant: Option<Mutant>, all: LossSum, own: &HashMap<Leaf
         Some(Mutant::OwnTokens) => LossSum { tokens: own.values().map(|sum| sum.tokens).sum(), ..all },
         _ => all,
     }
+}
+
+/// [`Mutant::CellsMixed`]: the cell whose accumulators gradients of `cell` go to.
+pub(crate) fn cell(mutant: Option<Mutant>, state: &ChunkState, cell: usize) -> usize {
+    let open = state.cell_at_hand().filter(|_| mutant == Some(Mutant::CellsMixed));
+    open.unwrap_or(cell)
 }
 
 /// [`Mutant::LastChunkLost`].

@@ -244,6 +244,11 @@ impl ChunkState {
         });
     }
 
+    /// The data cell of `grads`, if it is open.
+    pub fn cell_at_hand(&self) -> Option<usize> {
+        (!self.grads.is_empty()).then_some(self.cell)
+    }
+
     /// Ends a data cell: the gradients of its lanes, the leaves `leaves` (ascending), join the tree over the cells.
     pub fn close_cell(
         &mut self,

@@ -37,6 +37,11 @@ const LAYOUTS: &[&[&str]] = &[
     &["layout.pp=2", "layout.schedule=interleaved"],
     &["layout.dp=2", "layout.tp=2", "layout.pp=2", "layout.zero=1"],
     &["layout.threads=2"],
+    &["layout.pp=2", "layout.schedule=zb-h1"],
+    &["layout.pp=3", "layout.dp=2", "layout.schedule=zb-h1", "layout.zero=1"],
+    &["layout.pp=2", "layout.schedule=zbv"],
+    &["layout.pp=2", "layout.dp=2", "layout.tp=2", "layout.schedule=dualpipe-v"],
+    &["layout.pp=2", "layout.dp=3", "layout.schedule=dualpipe-v", "layout.zero=1"],
 ];
 
 #[test]
@@ -52,6 +57,20 @@ fn tied_with_qk_norm() {
 #[test]
 fn without_masks_and_with_larger_microbatches() {
     all_equal(&["data.masks=false", "grid.microbatch=2"], &LAYOUTS[..6]);
+}
+
+/// The published order of a V, written by hand, over the 8 microbatches of one data position.
+#[test]
+fn a_schedule_file() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("v.csv");
+    let there_and_back = |[there, back]: [usize; 2]| {
+        let unit = |mb: usize| format!("{there}F{mb},{back}F{mb},{back}B{mb},{there}I{mb},{there}W{mb}");
+        (0..8).map(unit).collect::<Vec<_>>().join(",")
+    };
+    std::fs::write(&path, format!("{}\n{}\n", there_and_back([0, 3]), there_and_back([1, 2]))).unwrap();
+    let file = format!("layout.schedule_file={:?}", path.display().to_string());
+    assert_eq!(outcome(&["layout.pp=2", "layout.schedule=csv", &file]), outcome(&[]));
 }
 
 #[test]

@@ -234,6 +234,9 @@ const STRAIGHT: &[&[&str]] = &[
         "dp=3 tp=2 cells=[1,2,1] zero=1 ranks_per_host=3",
         "threads=2",
         "dp=2 threads=2",
+        "pp=4 schedule=zb-h1",
+        "pp=2 schedule=zbv",
+        "dp=2 tp=2 pp=2 schedule=dualpipe-v",
     ],
     &[
         "dp=2 zero=1",
@@ -249,6 +252,11 @@ const STRAIGHT: &[&[&str]] = &[
         "pp=3 schedule=interleaved",
         "dp=4 pp=2 schedule=interleaved vpp=3",
         "dp=4 pp=2 schedule=interleaved stages=[1,2,2,1] zero=1",
+        "pp=2 schedule=zb-h1",
+        "dp=2 pp=3 schedule=zb-h1 stages=[1,2,3] zero=1 transport=tcp",
+        "pp=3 schedule=zbv",
+        "dp=3 pp=2 schedule=zbv cells=[1,2,1] stages=[1,2,2,1] zero=1",
+        "pp=3 schedule=dualpipe-v transport=threads",
     ],
     &[
         "tp=2",
@@ -261,6 +269,8 @@ const STRAIGHT: &[&[&str]] = &[
         "tp=2 pp=2 stages=[3,1]",
         "tp=4 pp=2 schedule=gpipe",
         "tp=2 pp=2 schedule=interleaved",
+        "tp=2 pp=2 schedule=zbv",
+        "tp=4 pp=2 schedule=dualpipe-v",
     ],
     &[
         "dp=5",
@@ -273,6 +283,8 @@ const STRAIGHT: &[&[&str]] = &[
         "dp=2 pp=3 stages=[2,1,1]",
         "dp=2 pp=2 schedule=interleaved",
         "dp=2 tp=2 pp=2 schedule=interleaved zero=1 transport=tcp",
+        "dp=2 tp=2 pp=2 schedule=zb-h1 zero=1",
+        "pp=2 schedule=dualpipe-v",
     ],
     &[
         "tp=2",
@@ -352,8 +364,20 @@ mod tests {
         let all: String = rows(&[]).iter().map(|row| row.label() + "\n").collect();
         let wanted =
             ["dp=2", "dp=3", "dp=4", "dp=5", "cells=", "tp=2", "tp=4", "pp=2", "pp=3", "pp=4", "stages=", "zero=1"];
-        let more =
-            ["gpipe", "interleaved", "vpp=3", "threads=2", "=tcp", "=threads", "ranks_per_host", "SIGTERM", "half"];
+        let more = [
+            "gpipe",
+            "interleaved",
+            "zb-h1",
+            "zbv",
+            "dualpipe-v",
+            "vpp=3",
+            "threads=2",
+            "=tcp",
+            "=threads",
+            "ranks_per_host",
+            "SIGTERM",
+            "half",
+        ];
         for word in wanted.into_iter().chain(more) {
             assert!(all.contains(word), "{word}");
         }

@@ -57,8 +57,13 @@ fn row(random: &mut Random) -> Option<Row> {
     if !(2..=RANKS_MAX).contains(&world) {
         return None;
     }
-    let schedule = random.one(&["gpipe", "1f1b", "interleaved"]);
-    let vpp = if schedule == "interleaved" && pp > 1 { random.upto(3) } else { 1 };
+    let schedule = random.one(&["gpipe", "1f1b", "interleaved", "zb-h1", "zbv", "dualpipe-v"]);
+    let vpp = match schedule {
+        _ if pp == 1 => 1,
+        "interleaved" => random.upto(3),
+        "zbv" | "dualpipe-v" => 2,
+        _ => 1,
+    };
     let mut words = vec![format!("layout.dp={dp}"), format!("layout.tp={tp}"), format!("layout.pp={pp}")];
     words.push(format!("layout.schedule={schedule}"));
     if vpp > 1 || schedule == "interleaved" {

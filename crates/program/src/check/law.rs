@@ -1,5 +1,5 @@
-//! The law of one unit on one chunk: which segments in which order, and the exchanges that
-//! follow from what each segment reads and leaves.
+//! The law of one unit on one chunk: which segments, the exchanges that follow from what each segment reads and leaves,
+//! and what must come before what.
 //!
 //! The stream of a unit is always in one [`Form`]. Wherever a segment leaves another form
 //! than the next one reads, exactly one exchange stands between them. (Sequence parallelism:
@@ -7,6 +7,7 @@
 
 use spec::{Layout, Model};
 
+use super::touch::order;
 use crate::bytes::Sizes;
 use crate::instr::{Axis, Exchange, Mode, Op, Pass, Segment, Value};
 
@@ -28,7 +29,7 @@ fn forms(pass: Pass, segment: Segment) -> (Form, Form) {
     use Form::{Nothing, Partial, Slices, Whole};
     match (pass, segment) {
         (Pass::Forward, Segment::Embed) => (Nothing, Partial),
-        (Pass::Backward, Segment::Embed) => (Whole, Nothing),
+        (_, Segment::Embed) => (Whole, Nothing),
         (_, Segment::AttnNorm(_) | Segment::MlpNorm(_) | Segment::Residual(_) | Segment::HeadNorm) => (Slices, Slices),
         (_, Segment::Route(_) | Segment::Experts(_)) => (Slices, Slices),
         (_, Segment::Attn(_) | Segment::Mlp(_)) => (Whole, Partial),
@@ -37,31 +38,78 @@ fn forms(pass: Pass, segment: Segment) -> (Form, Form) {
 }
 
 /// One thing that a unit does on a chunk.
-#[derive(Debug, Clone, Copy, PartialEq)]
+#[derive(Debug, Clone, PartialEq)]
 pub(super) struct Due {
     /// The operation; the rank of a message is not filled in.
     pub op: Op,
     /// For a message, the chunk at its other end.
     pub chunk: usize,
-    /// It adds to weight gradients.
-    pub weights: bool,
+    /// The accumulator of weight gradients that it adds to.
+    pub adds: Option<Accumulator>,
+    /// The entries of the law that must be done before, by index.
+    pub after: Vec<usize>,
+}
+
+/// Weight gradients of a chunk that are complete or not together.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) enum Accumulator {
+    /// The input use of the embedding.
+    Embed,
+    /// Matrices of a layer's attention.
+    Attn(usize),
+    /// Matrices of a layer's feed-forward.
+    Mlp(usize),
+    /// Experts of a layer, which backward adds to whole.
+    Experts(usize),
+    /// All norms (and routers) of the chunk.
+    Norms,
+    /// The output projection.
+    Head,
+}
+
+/// All that a unit does on a chunk, in the order of lowering. Any order in which each entry comes after those that it
+/// names is as good.
+#[derive(Debug, Clone)]
+pub(super) struct Law {
+    /// The entries.
+    pub dues: Vec<Due>,
+    /// Each accumulator with the number of entries that add to it, ascending.
+    pub accumulators: Vec<(Accumulator, usize)>,
+}
+
+impl Law {
+    fn new(mut dues: Vec<Due>) -> Self {
+        order(&mut dues);
+        let mut accumulators: Vec<(Accumulator, usize)> = Vec::new();
+        for to in dues.iter().filter_map(|due| due.adds) {
+            match accumulators.iter_mut().find(|(known, _)| *known == to) {
+                Some((_, count)) => *count += 1,
+                None => accumulators.push((to, 1)),
+            }
+        }
+        accumulators.sort_unstable();
+        Self { dues, accumulators }
+    }
 }
 
 /// The laws of all chunks.
 pub(super) struct Laws {
-    /// By chunk x tensor position.
-    laws: Vec<Vec<Due>>,
+    /// By chunk x tensor position: backward in one part, and in two.
+    laws: Vec<[Law; 2]>,
     tp: usize,
 }
 
 impl Laws {
     pub fn new(model: &Model, sizes: &Sizes, layout: &Layout, mode: Mode) -> Self {
-        let each = |chunk| (0..layout.tp).map(move |tp| Stream::of(model, sizes, layout, mode, chunk, tp));
+        let each = |chunk| {
+            let of = move |tp, split| Law::new(Stream::of(model, sizes, layout, mode, chunk, tp, split));
+            (0..layout.tp).map(move |tp| [of(tp, false), of(tp, true)])
+        };
         Self { laws: (0..layout.chunks()).flat_map(each).collect(), tp: layout.tp }
     }
 
-    /// All that a unit does on `chunk` at tensor position `tp`, there and back.
-    pub fn of(&self, chunk: usize, tp: usize) -> &[Due] {
+    /// All that a unit does on `chunk` at tensor position `tp`, there and back; its backward in one part, or in two.
+    pub fn of(&self, chunk: usize, tp: usize) -> &[Law; 2] {
         &self.laws[chunk * self.tp + tp]
     }
 }
@@ -73,13 +121,23 @@ struct Stream<'a> {
     form: Form,
     /// It is the gradient that flows.
     back: bool,
+    /// Weight gradients of matrices come at the end.
+    split: bool,
     last: Option<Segment>,
     dues: Vec<Due>,
 }
 
 impl<'a> Stream<'a> {
-    fn of(model: &Model, sizes: &'a Sizes, layout: &Layout, mode: Mode, chunk: usize, tp: usize) -> Vec<Due> {
-        let mut s = Stream { sizes, tp, form: Form::Nothing, back: false, last: None, dues: Vec::new() };
+    fn of(
+        model: &Model,
+        sizes: &'a Sizes,
+        layout: &Layout,
+        mode: Mode,
+        chunk: usize,
+        tp: usize,
+        split: bool,
+    ) -> Vec<Due> {
+        let mut s = Stream { sizes, tp, form: Form::Nothing, back: false, split, last: None, dues: Vec::new() };
         let layers = layout.stages[chunk].clone();
         let (is_first, is_last) = (chunk == 0, chunk + 1 == layout.chunks());
         let bytes = sizes.activation(mode);
@@ -99,23 +157,19 @@ impl<'a> Stream<'a> {
         if sizes.has_router_counts(mode) {
             // The exchange stands where the stream has left the layers.
             s.become_form(Form::Slices);
-            s.exchange(Exchange::AllGather, Value::RouterCounts, sizes.router_counts(chunk), false);
+            s.exchange(Exchange::AllGather, Value::RouterCounts, sizes.router_counts(chunk), None);
         }
         if is_last {
             s.pass(Pass::Forward, Segment::HeadNorm);
             for block in 0..sizes.blocks() {
                 s.pass(Pass::Forward, Segment::Logits(block));
                 let stats = sizes.stats(block);
-                s.exchange(Exchange::AllGather, Value::Stats, stats, false);
+                s.exchange(Exchange::AllGather, Value::Stats, stats, None);
                 s.pass(Pass::Forward, Segment::Loss(block));
             }
         } else {
             s.become_form(Form::Slices);
-            s.dues.push(Due {
-                op: Op::Send { value: Value::Activation, to: 0, bytes },
-                chunk: chunk + 1,
-                weights: false,
-            });
+            s.push(Op::Send { value: Value::Activation, to: 0, bytes }, chunk + 1, None);
         }
         if mode == Mode::Eval {
             return s.dues;
@@ -124,7 +178,7 @@ impl<'a> Stream<'a> {
             // The loss leaves a gradient summed over the hosted vocabulary slices, and adds to the projection's.
             s.form = Form::Partial;
             let loss = |due: &&mut Due| matches!(due.op, Op::Compute(_, Segment::Loss(_)));
-            s.dues.iter_mut().filter(loss).for_each(|due| due.weights = true);
+            s.dues.iter_mut().filter(loss).for_each(|due| due.adds = Some(Accumulator::Head));
         } else {
             s.recv(Value::ActivationGrad, chunk + 1, bytes);
         }
@@ -132,7 +186,7 @@ impl<'a> Stream<'a> {
         if is_last {
             s.pass(Pass::Backward, Segment::HeadNorm);
         }
-        for l in layers.rev() {
+        for l in layers.clone().rev() {
             let feed_forward: &[Segment] =
                 if model.moe.is_some() { &[Segment::Experts(l), Segment::Route(l)] } else { &[Segment::Mlp(l)] };
             let after = [Segment::MlpNorm(l), Segment::Attn(l), Segment::AttnNorm(l)];
@@ -141,35 +195,55 @@ impl<'a> Stream<'a> {
             }
         }
         let norms = sizes.norm_grads(chunk, tp);
-        s.exchange(Exchange::AllReduce, Value::NormGrads, norms, true);
+        s.exchange(Exchange::AllReduce, Value::NormGrads, norms, Some(Accumulator::Norms));
         if is_first {
             s.pass(Pass::Backward, Segment::Embed);
         } else {
-            s.dues.push(Due {
-                op: Op::Send { value: Value::ActivationGrad, to: 0, bytes },
-                chunk: chunk - 1,
-                weights: false,
-            });
+            s.push(Op::Send { value: Value::ActivationGrad, to: 0, bytes }, chunk - 1, None);
+        }
+        if split {
+            for l in layers.rev() {
+                let feed_forward = model.moe.is_none().then_some((Segment::Mlp(l), Accumulator::Mlp(l)));
+                for (segment, adds) in feed_forward.into_iter().chain([(Segment::Attn(l), Accumulator::Attn(l))]) {
+                    s.push(Op::Compute(Pass::BackwardWeight, segment), 0, Some(adds));
+                }
+            }
         }
         s.dues
     }
 
+    fn push(&mut self, op: Op, chunk: usize, adds: Option<Accumulator>) {
+        self.dues.push(Due { op, chunk, adds, after: Vec::new() });
+    }
+
     fn recv(&mut self, value: Value, chunk: usize, bytes: u64) {
-        self.dues.push(Due { op: Op::Recv { value, from: 0, bytes }, chunk, weights: false });
+        self.push(Op::Recv { value, from: 0, bytes }, chunk, None);
         self.form = Form::Slices;
     }
 
     fn pass(&mut self, pass: Pass, segment: Segment) {
         let (reads, leaves) = forms(pass, segment);
         self.become_form(reads);
-        self.dues.push(Due { op: Op::Compute(pass, segment), chunk: 0, weights: pass == Pass::Backward });
+        // Gradients of norms travel apart; those of an output projection are added with the loss.
+        let adds = match segment {
+            Segment::Embed => Some(Accumulator::Embed),
+            Segment::Attn(l) => Some(Accumulator::Attn(l)),
+            Segment::Mlp(l) => Some(Accumulator::Mlp(l)),
+            Segment::Experts(l) => Some(Accumulator::Experts(l)),
+            _ => None,
+        };
+        let in_parts = self.split && matches!(segment, Segment::Attn(_) | Segment::Mlp(_));
+        match pass {
+            Pass::Backward if in_parts => self.push(Op::Compute(Pass::BackwardInput, segment), 0, None),
+            Pass::Backward => self.push(Op::Compute(pass, segment), 0, adds),
+            _ => self.push(Op::Compute(pass, segment), 0, None),
+        }
         self.form = leaves;
         self.last = Some(segment);
     }
 
-    fn exchange(&mut self, exchange: Exchange, value: Value, bytes: u64, weights: bool) {
-        let op = Op::Collective { exchange, value, axis: Axis::Tp, bytes };
-        self.dues.push(Due { op, chunk: 0, weights });
+    fn exchange(&mut self, exchange: Exchange, value: Value, bytes: u64, adds: Option<Accumulator>) {
+        self.push(Op::Collective { exchange, value, axis: Axis::Tp, bytes }, 0, adds);
     }
 
     /// The exchange between two forms, if they differ.
@@ -178,13 +252,13 @@ impl<'a> Stream<'a> {
             (from, to) if from == to => {}
             (Form::Slices, Form::Whole) => {
                 let value = if self.back { Value::GradRows } else { Value::Rows };
-                self.exchange(Exchange::AllGather, value, self.sizes.rows(), false);
+                self.exchange(Exchange::AllGather, value, self.sizes.rows(), None);
             }
             (Form::Partial, Form::Slices) => {
                 let value = if self.back { Value::GradPartial } else { Value::Partial };
                 let embed = self.last == Some(Segment::Embed);
                 let bytes = if embed { self.sizes.partial_embed() } else { self.sizes.partial(self.tp) };
-                self.exchange(Exchange::ReduceScatter, value, bytes, false);
+                self.exchange(Exchange::ReduceScatter, value, bytes, None);
             }
             (from, to) => unreachable!("no segment order leads from {from:?} to {to:?}"),
         }
@@ -193,14 +267,14 @@ impl<'a> Stream<'a> {
 
 /// How the gradients of `chunk` must be summed over the data axis: on all ranks, unless the
 /// optimizer is sharded; then on owners only, unless they go on to the other use of a tied
-/// embedding, on a rank with other owners.
+/// embedding, on a chunk with other owners.
 pub(super) fn grads_exchange(model: &Model, layout: &Layout, chunk: usize) -> Exchange {
     let sharded = layout.zero == 1;
     let swaps = swaps_tied(model, layout, chunk);
     if sharded && !swaps { Exchange::ReduceScatter } else { Exchange::AllReduce }
 }
 
-/// True if `chunk` has one use of a tied embedding and another rank the other.
+/// True if `chunk` has one use of a tied embedding and another chunk the other.
 pub(super) fn swaps_tied(model: &Model, layout: &Layout, chunk: usize) -> bool {
-    model.tied && layout.pp > 1 && (chunk == 0 || chunk == layout.chunks() - 1)
+    model.tied && layout.chunks() > 1 && (chunk == 0 || chunk == layout.chunks() - 1)
 }

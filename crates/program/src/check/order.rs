@@ -1,18 +1,20 @@
 //! One rank's list against the law.
 //!
-//! The instructions that name one chunk and one unit must be, in order, those of
-//! [`Laws`]; between the units the list is free, but for the weight gradients.
+//! The instructions that name one chunk and one unit must be those of [`Laws`], each after those that it needs; between
+//! the units the list is free, but for the weight gradients.
 
 mod diagnose;
 mod end;
+mod unit;
 
 use spec::{Coords, Grid, Layout, Model, Unit};
 
 use super::VIOLATIONS_PER_RANK_MAX;
-use super::law::{Due, Laws};
+use super::law::{Law, Laws};
 use super::violation::{Place, Violation};
 use crate::bytes::Sizes;
 use crate::instr::{Axis, Exchange, Instr, Mode, Op, Program, Value};
+use unit::{Progress, Turnstile};
 
 /// A step, as the law sees it.
 pub(super) struct Step<'a> {
@@ -27,11 +29,8 @@ pub(super) struct Step<'a> {
 /// What is wrong with `program` by itself, the first few.
 pub(super) fn check(step: &Step<'_>, program: &Program) -> Vec<Violation> {
     let at = step.layout.coords(program.rank);
-    let chunks: Vec<ChunkOrder<'_>> = step
-        .layout
-        .chunks_of(at.pp)
-        .map(|chunk| ChunkOrder::new(chunk, step.laws.of(chunk, at.tp), step.layout, step.grid, at))
-        .collect();
+    let chunks: Vec<ChunkOrder<'_>> =
+        step.layout.chunks_of(at.pp).map(|chunk| ChunkOrder::new(chunk, step, at)).collect();
     let cells = step.layout.cells[at.dp].clone();
     let loaded = vec![false; cells.len() * step.grid.microbatches];
     let mut order = Order {
@@ -56,21 +55,18 @@ pub(super) fn check(step: &Step<'_>, program: &Program) -> Vec<Violation> {
     order.violations
 }
 
-/// How far a unit is on a chunk; `BROKEN` once its order is wrong and has been reported.
-type Progress = u32;
-const BROKEN: Progress = Progress::MAX;
-
 /// How far a chunk is.
 struct ChunkOrder<'a> {
     chunk: usize,
-    law: &'a [Due],
-    /// Number of the law's first entries that hold the last one that adds to weight gradients.
-    weights_end: Progress,
+    /// Backward in one part, and in two.
+    laws: &'a [Law; 2],
     /// The ranks of the chunks before and after.
     before: usize,
     after: usize,
     /// By unit.
-    progress: Vec<Progress>,
+    units: Vec<Progress>,
+    /// By data cell and accumulator of the law: whose turn it is.
+    turns: Vec<Vec<Turnstile>>,
     closed: usize,
     /// Data cells whose gradients by slice are summed.
     sliced: usize,
@@ -82,16 +78,18 @@ struct ChunkOrder<'a> {
 }
 
 impl<'a> ChunkOrder<'a> {
-    fn new(chunk: usize, law: &'a [Due], layout: &Layout, grid: &Grid, at: Coords) -> Self {
-        let rank_of = |chunk: usize| layout.rank(Coords { pp: chunk % layout.pp, ..at });
+    fn new(chunk: usize, step: &Step<'a>, at: Coords) -> Self {
+        let (layout, grid) = (step.layout, step.grid);
+        let rank_of = |chunk: usize| layout.rank(Coords { pp: layout.chunk_pp(chunk), ..at });
         let last = layout.chunks() - 1;
+        let (laws, cells) = (step.laws.of(chunk, at.tp), layout.cells[at.dp].len());
         Self {
             chunk,
-            law,
-            weights_end: law.iter().rposition(|due| due.weights).map_or(0, |i| i as Progress + 1),
+            laws,
             before: rank_of(if chunk == 0 { last } else { chunk - 1 }),
             after: rank_of(if chunk == last { 0 } else { chunk + 1 }),
-            progress: vec![0; layout.cells[at.dp].len() * grid.microbatches],
+            units: vec![Progress::new(&laws[0]); cells * grid.microbatches],
+            turns: vec![vec![Turnstile::default(); laws[0].accumulators.len()]; cells],
             closed: 0,
             sliced: 0,
             grads: false,
@@ -100,6 +98,20 @@ impl<'a> ChunkOrder<'a> {
             applied: false,
             params: false,
         }
+    }
+
+    /// The microbatch whose turn it is to add to accumulator `index` of data cell number `cell` of the rank. Units that
+    /// were reported stand in nobody's way.
+    fn turn(&self, cell: usize, index: usize) -> usize {
+        let microbatches = self.units.len() / self.turns.len();
+        let units = &self.units[cell * microbatches..(cell + 1) * microbatches];
+        let first = self.turns[cell][index].mb;
+        (first..microbatches).find(|mb| !units[*mb].broken).unwrap_or(microbatches)
+    }
+
+    /// The law of a unit, once it is known whether its backward is in parts.
+    fn law(&self, unit: usize) -> &'a Law {
+        &self.laws[usize::from(self.units[unit].split)]
     }
 }
 
@@ -142,9 +154,9 @@ impl Order<'_> {
 
     /// Index of the chunk among this rank's.
     fn local_chunk(&mut self, at: usize, chunk: usize) -> Option<usize> {
-        let pp = self.step.layout.pp;
-        if chunk < self.step.layout.chunks() && chunk % pp == self.at.pp {
-            return Some(chunk / pp);
+        let local = self.chunks.iter().position(|c| c.chunk == chunk);
+        if local.is_some() {
+            return local;
         }
         self.wrong(at, format!("the rank is at pipeline position {} and does not hold chunk {chunk}", self.at.pp));
         None
@@ -207,68 +219,6 @@ impl Order<'_> {
         }
     }
 
-    /// The next thing that a unit does on a chunk.
-    fn of_unit(&mut self, at: usize, instr: &Instr) {
-        let Some(local) = self.local_chunk(at, instr.chunk) else { return };
-        let Some(unit) = self.local_unit(at, instr.unit) else { return };
-        let chunk = &self.chunks[local];
-        let progress = chunk.progress[unit];
-        if progress == BROKEN {
-            return;
-        }
-        if progress == 0 && !self.loaded[unit] {
-            self.loaded[unit] = true;
-            self.violations.push(Violation::Missing { place: self.place(at), missing: "the load of the unit".into() });
-        }
-        let law = self.chunks[local].law;
-        // Most are the law's to the last byte; the others differ in size or rank, or are wrong.
-        let due = law
-            .get(progress as usize)
-            .filter(|due| instr.op == due.op || diagnose::kind(&due.op) == diagnose::kind(&instr.op));
-        let Some(due) = due else {
-            self.chunks[local].progress[unit] = BROKEN;
-            self.violations.extend(diagnose::stream(self.program, instr.chunk, self.unit(unit), law));
-            return;
-        };
-        self.details(at, instr, due, local);
-        if due.weights {
-            self.fifo(at, local, unit, progress);
-        }
-        self.chunks[local].progress[unit] = progress + 1;
-    }
-
-    /// Sizes and ranks.
-    fn details(&mut self, at: usize, instr: &Instr, due: &Due, local: usize) {
-        match (instr.op, due.op) {
-            (Op::Collective { bytes, .. }, Op::Collective { bytes: want, .. }) => self.want_bytes(at, bytes, want),
-            (Op::Send { to: peer, bytes, .. }, Op::Send { bytes: want, .. })
-            | (Op::Recv { from: peer, bytes, .. }, Op::Recv { bytes: want, .. }) => {
-                self.want_bytes(at, bytes, want);
-                let chunk = &self.chunks[local];
-                let want = if due.chunk < chunk.chunk { chunk.before } else { chunk.after };
-                if peer != want {
-                    self.violations.push(Violation::Peer { place: self.place(at), want });
-                }
-            }
-            _ => {}
-        }
-    }
-
-    /// Weight gradients add up in ascending unit order, and a cell is closed before the next one begins.
-    fn fifo(&mut self, at: usize, local: usize, unit: usize, progress: Progress) {
-        let chunk = &self.chunks[local];
-        let Some(earlier) = unit.checked_sub(1) else { return };
-        if chunk.progress[earlier] <= progress {
-            self.violations.push(Violation::Fifo { place: self.place(at), earlier: self.unit(earlier) });
-            return;
-        }
-        let cells_before = unit / self.step.grid.microbatches;
-        if chunk.closed < cells_before {
-            let open = self.first_cell + chunk.closed;
-            self.out_of_order(at, format!("cell {open} must be closed before another adds to the weight gradients"));
-        }
-    }
-
     /// Gradients with a leaf per slice are summed once for every cell, when nothing more adds to them.
     fn slice_grads(&mut self, at: usize, instr: &Instr, bytes: u64) {
         let Some(local) = self.local_chunk(at, instr.chunk) else { return };
@@ -291,11 +241,8 @@ impl Order<'_> {
     /// Complains if a microbatch of the rank's `cell`-th data cell has yet to add to the weight gradients.
     fn all_added(&mut self, at: usize, local: usize, cell: usize) {
         let chunk = &self.chunks[local];
-        let microbatches = self.step.grid.microbatches;
-        let first = cell * microbatches;
-        let open = (first..first + microbatches).find(|u| chunk.progress[*u] < chunk.weights_end);
-        if let Some(open) = open {
-            let mb = self.unit(open).mb;
+        let open = (0..chunk.turns[cell].len()).map(|index| chunk.turn(cell, index)).min();
+        if let Some(mb) = open.filter(|mb| *mb < self.step.grid.microbatches) {
             self.out_of_order(at, format!("mb {mb} of the cell has yet to add to the weight gradients of the chunk"));
         }
     }

@@ -8,7 +8,7 @@ use crate::instr::{Axis, Pass};
 pub const AXES: [Axis; 4] = [Axis::Tp, Axis::Pp, Axis::Dp, Axis::World];
 
 /// Unit costs: a layer forward takes this many ticks, half in attention, half in the
-/// feed-forward; backward takes twice as many. Everything else is free.
+/// feed-forward; so does each part of backward. Everything else is free.
 pub const TICKS_PER_LAYER: u64 = 2;
 
 /// A stretch of uninterrupted work on one chunk and unit.

@@ -1,5 +1,5 @@
 //! All lists at once, symbolically: sends never wait, receives take messages of one kind
-//! from one rank in order, a collective ends when all members are in it.
+//! from one chunk in order, a collective ends when all members are in it.
 //!
 //! What is held back by what does not depend on the order in which ranks are looked at, so
 //! one run decides. Clocks ride along: work takes ticks, exchanges none.
@@ -52,6 +52,9 @@ struct Meeting {
     clock: u64,
 }
 
+/// Messages that arrive in the order in which they are sent: from, to, what, and the chunk that sends.
+type Channel = (usize, usize, Value, usize);
+
 /// A message on its way: the index of its send, and when.
 type Letter = (usize, u64);
 
@@ -67,8 +70,8 @@ struct Run<'a> {
     alive: Vec<usize>,
     ranks: Vec<RankReport>,
     groups: [Vec<Meeting>; 4],
-    /// By sender, receiver and kind.
-    channels: HashMap<(usize, usize, Value), VecDeque<Letter>>,
+    /// By sender, receiver, kind and the sender's chunk.
+    channels: HashMap<Channel, VecDeque<Letter>>,
     /// Ranks that may go on; the last to come first, which keeps to one group while it can go on.
     ready: Vec<usize>,
     violations: Vec<Violation>,
@@ -130,15 +133,17 @@ impl Run<'_> {
             Op::Compute(pass, segment) => self.compute(rank, &instr, pass, segment),
             Op::Send { value, to, bytes } => {
                 let report = &mut self.ranks[rank];
-                report.exchanges[1] += 1;
+                report.exchanges[1] += u64::from(to != rank);
                 report.bytes[1] += bytes;
-                self.channels.entry((rank, to, value)).or_default().push_back((at, self.clocks[rank]));
-                if to < self.at.len() && to != rank && self.waits_for(to, rank, value) {
+                let channel = (rank, to, value, instr.chunk);
+                self.channels.entry(channel).or_default().push_back((at, self.clocks[rank]));
+                if to < self.at.len() && to != rank && self.waits_for(to, channel) {
                     self.ready.push(to);
                 }
             }
             Op::Recv { value, from, .. } => {
-                let Some(letter) = self.channels.get_mut(&(from, rank, value)).and_then(VecDeque::pop_front) else {
+                let channel = (from, rank, value, self.sending_chunk(value, instr.chunk));
+                let Some(letter) = self.channels.get_mut(&channel).and_then(VecDeque::pop_front) else {
                     return false;
                 };
                 self.receive(rank, from, letter);
@@ -150,24 +155,39 @@ impl Run<'_> {
         true
     }
 
-    fn waits_for(&self, rank: usize, sender: usize, kind: Value) -> bool {
-        let next = self.programs[rank].instrs.get(self.at[rank]);
-        matches!(next, Some(Instr { op: Op::Recv { value, from, .. }, .. }) if *value == kind && *from == sender)
+    /// The chunk at the other end of a receive on `chunk`.
+    fn sending_chunk(&self, value: Value, chunk: usize) -> usize {
+        match value {
+            Value::Activation => chunk.wrapping_sub(1),
+            Value::ActivationGrad => chunk + 1,
+            // The other use of a tied embedding.
+            _ => self.layout.chunks() - 1 - chunk.min(self.layout.chunks() - 1),
+        }
+    }
+
+    fn waits_for(&self, rank: usize, channel: Channel) -> bool {
+        let Some(Instr { op: Op::Recv { value, from, .. }, chunk, .. }) = self.programs[rank].instrs.get(self.at[rank])
+        else {
+            return false;
+        };
+        (*from, rank, *value, self.sending_chunk(*value, *chunk)) == channel
     }
 
     fn compute(&mut self, rank: usize, instr: &Instr, pass: Pass, segment: Segment) {
-        if self.mode == Mode::Train && matches!(segment, Segment::AttnNorm(_)) {
+        if self.mode == Mode::Train && matches!(segment, Segment::Attn(_)) {
+            // A layer's share lives from its forward to the last of its backward.
             let (alive, report) = (&mut self.alive[rank], &mut self.ranks[rank]);
             match pass {
                 Pass::Forward => *alive += 1,
-                Pass::Backward => *alive = alive.saturating_sub(1),
+                Pass::Backward | Pass::BackwardWeight => *alive = alive.saturating_sub(1),
+                Pass::BackwardInput => {}
             }
             report.peak_activations = report.peak_activations.max(*alive);
         }
         if !matches!(segment, Segment::Attn(_) | Segment::Mlp(_) | Segment::Experts(_)) {
             return;
         }
-        let ticks = TICKS_PER_LAYER / 2 * if pass == Pass::Forward { 1 } else { 2 };
+        let ticks = TICKS_PER_LAYER / 2 * if pass == Pass::Backward { 2 } else { 1 };
         let start = self.clocks[rank];
         let end = start + ticks;
         self.clocks[rank] = end;

@@ -5,11 +5,12 @@
 //! backwards last in, first out; here they are ascending, as the gradient sums ask.
 
 use spec::Unit;
+use spec::schedule::Turn;
 
 use super::Task;
 
 pub(super) fn tasks(pp: usize, units: &[Unit]) -> Vec<Task> {
-    let forwards = units.iter().map(|&unit| Task::Forward { chunk: pp, unit });
-    let backwards = units.iter().map(|&unit| Task::Backward { chunk: pp, unit });
+    let forwards = units.iter().map(|&unit| Task { turn: Turn::Forward, chunk: pp, unit });
+    let backwards = units.iter().map(|&unit| Task { turn: Turn::Backward, chunk: pp, unit });
     forwards.chain(backwards).collect()
 }

@@ -17,6 +17,7 @@
 //! earlier one, as both are at least `p`. One group of fewer units has all forwards that others wait for in the warm-up.
 
 use spec::Unit;
+use spec::schedule::Turn;
 
 use super::{Task, one_and_one};
 
@@ -27,10 +28,10 @@ pub(super) fn tasks(positions: usize, vpp: usize, pp: usize, units: &[Unit]) -> 
     let mut backwards = Vec::with_capacity(units.len() * vpp);
     for group in &groups {
         for v in 0..vpp {
-            forwards.extend(group.iter().map(|&unit| Task::Forward { chunk: chunk(v), unit }));
+            forwards.extend(group.iter().map(|&unit| Task { turn: Turn::Forward, chunk: chunk(v), unit }));
         }
         for v in (0..vpp).rev() {
-            backwards.extend(group.iter().map(|&unit| Task::Backward { chunk: chunk(v), unit }));
+            backwards.extend(group.iter().map(|&unit| Task { turn: Turn::Backward, chunk: chunk(v), unit }));
         }
     }
     let first = groups.first().map_or(0, |g| g.len());

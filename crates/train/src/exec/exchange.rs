@@ -80,43 +80,50 @@ impl Executor<'_> {
 
     pub(super) fn send(&mut self, mode: Mode, instr: &Instr, value: Value, to: usize) -> Result<(), TrainError> {
         let regs = &mut self.memory.regs;
+        let here = to == self.place.rank;
         let buffer = match value {
             Value::Activation => need(&mut regs.x, "x")?,
             Value::ActivationGrad => need(&mut regs.grad, "grad")?,
             Value::TiedGrads => {
                 let state = self.chunks.get(&instr.chunk).ok_or_else(|| unhosted(instr))?;
-                let embed = state.held(0, Role::Embed).at.clone();
-                return Ok(self.comm.send(value, instr.chunk, to, &state.total[embed])?);
+                let embed = &state.total[state.held(0, Role::Embed).at.clone()];
+                if !here {
+                    return Ok(self.comm.send(value, instr.chunk, to, embed)?);
+                }
+                embed.to_vec()
             }
             _ => return Err(TrainError::Internal(format!("{value:?} does not travel point to point"))),
         };
         let buffer = self.with_pooled(mode, instr, buffer)?;
-        self.comm.send(value, instr.chunk, to, &buffer)?;
-        self.memory.pool.give(buffer);
+        if here {
+            self.memory.handed.entry((value, instr.chunk)).or_default().push_back(buffer);
+        } else {
+            self.comm.send(value, instr.chunk, to, &buffer)?;
+            self.memory.pool.give(buffer);
+        }
         Ok(())
     }
 
     pub(super) fn recv(&mut self, mode: Mode, instr: &Instr, value: Value, from: usize) -> Result<(), TrainError> {
-        let last = self.run.layout.chunks() - 1;
         match value {
             Value::Activation | Value::ActivationGrad => {
                 let forward = value == Value::Activation;
                 let sender = if forward { instr.chunk.checked_sub(1) } else { Some(instr.chunk + 1) };
                 let sender = sender.ok_or_else(|| TrainError::Internal("chunk 0 receives no activation".into()))?;
                 let rows = self.place.lanes(unit_of(instr)?).len() * self.place.rows_lane_local() * self.place.hidden;
-                let mut buffer = self.memory.pool.take(rows + self.pooled_experts(mode));
-                self.comm.recv(value, sender, from, &mut buffer)?;
+                let mut buffer = self.taken(value, sender, from, rows + self.pooled_experts(mode))?;
                 self.keep_pooled(instr, &buffer[rows..])?;
                 buffer.truncate(rows);
                 *(if forward { &mut self.memory.regs.x } else { &mut self.memory.regs.grad }) = Some(buffer);
             }
             Value::TiedGrads => {
-                let state = self.chunks.get_mut(&instr.chunk).ok_or_else(|| unhosted(instr))?;
+                let sender = if instr.chunk == 0 { self.run.layout.chunks() - 1 } else { 0 };
+                let state = self.chunks.get(&instr.chunk).ok_or_else(|| unhosted(instr))?;
                 let embed = state.held(0, Role::Embed).at.clone();
-                let mut other = self.memory.pool.take(embed.len());
-                self.comm.recv(value, if instr.chunk == 0 { last } else { 0 }, from, &mut other)?;
-                // input + output: addition of two commutes, so both ranks have the same bits.
+                let other = self.taken(value, sender, from, embed.len())?;
+                // input + output: addition of two commutes, so both uses have the same bits.
                 if self.mutant != Some(Mutant::TiedOneSided) || instr.chunk == 0 {
+                    let state = self.chunks.get_mut(&instr.chunk).ok_or_else(|| unhosted(instr))?;
                     kernels::add_assign(self.ctx, &mut state.total[embed], &other);
                 }
                 self.memory.pool.give(other);
@@ -124,5 +131,16 @@ impl Executor<'_> {
             _ => return Err(TrainError::Internal(format!("{value:?} does not travel point to point"))),
         }
         Ok(())
+    }
+
+    /// What chunk `sender` on rank `from` sends next: a message, or what it left on this rank.
+    fn taken(&mut self, value: Value, sender: usize, from: usize, len: usize) -> Result<Vec<f32>, TrainError> {
+        if from == self.place.rank {
+            let handed = self.memory.handed.get_mut(&(value, sender)).and_then(|queue| queue.pop_front());
+            return handed.ok_or_else(|| TrainError::Internal(format!("chunk {sender} left no {value:?}")));
+        }
+        let mut buffer = self.memory.pool.take(len);
+        self.comm.recv(value, sender, from, &mut buffer)?;
+        Ok(buffer)
     }
 }

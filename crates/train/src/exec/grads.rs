@@ -16,7 +16,7 @@ impl Executor<'_> {
         let unit = unit_of(instr)?;
         let lanes = self.place.lanes(unit).len();
         let state = self.chunks.get_mut(&instr.chunk).ok_or_else(|| unhosted(instr))?;
-        state.open_cell(unit.cell, lanes);
+        state.open_cell(mutant::cell(self.mutant, state, unit.cell), lanes);
         let (places, of_lane) = segments::norm_layout(state);
         let len = lanes * of_lane;
         let leaves = std::mem::take(&mut self.memory.regs.norm_leaves);

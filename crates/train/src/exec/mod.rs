@@ -245,8 +245,9 @@ impl<'a> Executor<'a> {
         };
         let state = self.chunks.get_mut(&instr.chunk).ok_or_else(|| unhosted(instr))?;
         // What adds to weight gradients finds the accumulators of the unit's lanes.
-        if mode == Mode::Train && (pass == Pass::Backward || matches!(segment, Segment::Loss(_))) {
-            state.open_cell(unit.cell, env.lanes.len());
+        let adds = matches!(pass, Pass::Backward | Pass::BackwardWeight) || matches!(segment, Segment::Loss(_));
+        if mode == Mode::Train && adds {
+            state.open_cell(mutant::cell(self.mutant, state, unit.cell), env.lanes.len());
         }
         segments::run(&env, state, &mut self.memory, unit, pass, segment)?;
         if let (Some(capture), Segment::Logits(block)) = (&mut self.capture, segment) {

@@ -6,8 +6,8 @@ use kernels::{Acc, AttnShape, Mat, MatMut, Queries};
 use spec::Unit;
 use spec::tensors::Role;
 
-use super::{Env, grad_rows, linear, need, partials, store_norm_leaf, weight_grad};
-use crate::buffers::{LayerSaved, Memory};
+use super::{Env, Part, grad_rows, linear, need, partials, store_norm_leaf, weight_grad};
+use crate::buffers::{AttnWeights, LayerSaved, Memory};
 use crate::error::TrainError;
 use crate::state::ChunkState;
 
@@ -75,33 +75,32 @@ fn norm_heads(env: &Env, chunk: &ChunkState, memory: &mut Memory, layer: usize, 
     kept.qk_inv = Some([q_inv, k_inv]);
 }
 
-/// Weight gradients, and partial gradients of the normed rows.
+/// Partial gradients of the normed rows, and the weight gradients or what they need.
 pub fn backward(
     env: &Env,
     chunk: &mut ChunkState,
     memory: &mut Memory,
     unit: Unit,
     layer: usize,
+    part: Part,
 ) -> Result<(), TrainError> {
     let (place, rows, ctx) = (env.place, env.rows(), env.ctx);
     let (hidden, shape) = (place.hidden, shape(env));
     let key = (chunk.chunk, unit);
     let mut kept = memory.saved.entry(key).or_default().layers.remove(&layer).unwrap_or_default();
     let grad = grad_rows(memory)?;
-    let dy = Mat::new(&grad.rows, rows, hidden);
+    if part == Part::Whole {
+        output_gradient(env, chunk, layer, &grad.rows, &kept.o);
+    }
 
     let cell = place.heads_cell * place.head_dim;
-    let output = chunk.held(layer, Role::O).clone();
+    let dy = Mat::new(&grad.rows, rows, hidden);
     let mut d_o = memory.pool.take(rows * place.q_width());
     for i in 0..place.num_cells() {
-        let cols = place.cell_cols(i, cell);
-        let o = Mat::new(&kept.o, rows, place.q_width()).cols_range(cols.clone());
-        weight_grad(env, dy, o, &mut chunk.grads, output.slice(i));
         let w = Mat::new(chunk.param_slice(layer, Role::O, i), hidden, cell);
-        let out = MatMut::new(&mut d_o, rows, place.q_width()).cols_range(cols);
+        let out = MatMut::new(&mut d_o, rows, place.q_width()).cols_range(place.cell_cols(i, cell));
         kernels::product(ctx, dy, w, out, Acc::Store);
     }
-    grad.release(memory);
 
     let mut dq = memory.pool.take(rows * place.q_width());
     let mut dk = memory.pool.take(rows * place.kv_width());
@@ -126,30 +125,79 @@ pub fn backward(
     if env.model.qk_norm {
         [dq, dk] = norm_heads_backward(env, chunk, memory, layer, &mut kept, [dq, dk])?;
     }
-
-    let n = Mat::new(&kept.n_attn, rows, hidden);
-    let uses = [(Role::Q, &dq, place.q_width()), (Role::K, &dk, place.kv_width()), (Role::V, &dv, place.kv_width())];
-    for (role, d, width) in uses {
-        let at = chunk.grad_range(layer, role);
-        weight_grad(env, Mat::new(d, rows, width), n, &mut chunk.grads, at);
+    if part == Part::Whole {
+        input_gradients(env, chunk, layer, &kept.n_attn, [&dq, &dk, &dv]);
     }
-    let chunk = &*chunk;
+
+    let uses = [(Role::Q, &dq, place.q_width()), (Role::K, &dk, place.kv_width()), (Role::V, &dv, place.kv_width())];
+    let weights = &*chunk;
     let sums = partials(env, memory, rows * hidden, |_, i, out| {
         for ((role, d, width), acc) in uses.into_iter().zip([Acc::Store, Acc::Add, Acc::Add]) {
             let cell = width / place.num_cells();
             let d = Mat::new(d, rows, width).cols_range(place.cell_cols(i, cell));
-            let w = Mat::new(chunk.param_slice(layer, role, i), cell, hidden);
+            let w = Mat::new(weights.param_slice(layer, role, i), cell, hidden);
             kernels::product(ctx, d, w, MatMut::new(out, rows, hidden), acc);
         }
     });
     memory.regs.partials = Some(sums);
-    let LayerSaved { n_attn, q, k, v, o, lse, .. } = &mut kept;
-    for spent in [n_attn, q, k, v, o, lse] {
+    let [n, o] = [&mut kept.n_attn, &mut kept.o].map(std::mem::take);
+    let LayerSaved { q, k, v, lse, .. } = &mut kept;
+    for spent in [q, k, v, lse] {
         memory.pool.give(std::mem::take(spent));
     }
-    [d_o, dq, dk, dv].into_iter().for_each(|b| memory.pool.give(b));
+    memory.pool.give(d_o);
+    match part {
+        Part::Whole => {
+            grad.release(memory);
+            [n, o, dq, dk, dv].into_iter().for_each(|b| memory.pool.give(b));
+        }
+        Part::Input => {
+            let dy = grad.keep(memory);
+            kept.attn_weights = Some(AttnWeights { dy, o, n, dq, dk, dv });
+        }
+    }
     memory.saved.entry(key).or_default().layers.insert(layer, kept);
     Ok(())
+}
+
+/// The weight gradients that [`backward`] put off.
+pub fn backward_weight(
+    env: &Env,
+    chunk: &mut ChunkState,
+    memory: &mut Memory,
+    unit: Unit,
+    layer: usize,
+) -> Result<(), TrainError> {
+    let layers = &mut memory.saved.entry((chunk.chunk, unit)).or_default().layers;
+    let kept = layers.entry(layer).or_default();
+    let AttnWeights { dy, o, n, dq, dk, dv } = need(&mut kept.attn_weights, "attn_weights")?;
+    output_gradient(env, chunk, layer, &dy, &o);
+    input_gradients(env, chunk, layer, &n, [&dq, &dk, &dv]);
+    [dy, o, n, dq, dk, dv].into_iter().for_each(|b| memory.pool.give(b));
+    memory.settle_layer(chunk.chunk, unit, layer);
+    Ok(())
+}
+
+/// Gradient of the output projection out of all rows' gradients and attention outputs.
+fn output_gradient(env: &Env, chunk: &mut ChunkState, layer: usize, dy: &[f32], o: &[f32]) {
+    let (place, rows) = (env.place, env.rows());
+    let cell = place.heads_cell * place.head_dim;
+    let output = chunk.held(layer, Role::O).clone();
+    for i in 0..place.num_cells() {
+        let o = Mat::new(o, rows, place.q_width()).cols_range(place.cell_cols(i, cell));
+        weight_grad(env, Mat::new(dy, rows, place.hidden), o, &mut chunk.grads, output.slice(i));
+    }
+}
+
+/// Gradients of the query, key and value projections.
+fn input_gradients(env: &Env, chunk: &mut ChunkState, layer: usize, n: &[f32], [dq, dk, dv]: [&[f32]; 3]) {
+    let (place, rows) = (env.place, env.rows());
+    let n = Mat::new(n, rows, place.hidden);
+    let uses = [(Role::Q, dq, place.q_width()), (Role::K, dk, place.kv_width()), (Role::V, dv, place.kv_width())];
+    for (role, d, width) in uses {
+        let at = chunk.grad_range(layer, role);
+        weight_grad(env, Mat::new(d, rows, width), n, &mut chunk.grads, at);
+    }
 }
 
 /// Gradients through QK-norm. The leaf of its weights is a tensor cell's heads over all rows of a lane.

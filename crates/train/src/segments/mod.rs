@@ -71,6 +71,15 @@ impl Env<'_> {
     }
 }
 
+/// What a backward does at once.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Part {
+    /// Weight gradients and input gradients.
+    Whole,
+    /// Input gradients; it keeps what the weight gradients need.
+    Input,
+}
+
 /// Runs one segment of `unit` on `chunk`.
 ///
 /// # Errors
@@ -83,18 +92,22 @@ pub fn run(
     pass: Pass,
     segment: Segment,
 ) -> Result<(), TrainError> {
-    use Pass::{Backward, Forward};
+    use Pass::{Backward, BackwardInput, BackwardWeight, Forward};
     match (pass, segment) {
         (Forward, Segment::Embed) => embed::forward(env, chunk, memory, unit),
         (Backward, Segment::Embed) => embed::backward(env, chunk, memory, unit),
         (Forward, Segment::AttnNorm(layer)) => norm::attn_forward(env, chunk, memory, unit, layer),
         (Backward, Segment::AttnNorm(layer)) => norm::attn_backward(env, chunk, memory, unit, layer),
         (Forward, Segment::Attn(layer)) => attention::forward(env, chunk, memory, unit, layer),
-        (Backward, Segment::Attn(layer)) => attention::backward(env, chunk, memory, unit, layer),
+        (Backward, Segment::Attn(layer)) => attention::backward(env, chunk, memory, unit, layer, Part::Whole),
+        (BackwardInput, Segment::Attn(layer)) => attention::backward(env, chunk, memory, unit, layer, Part::Input),
+        (BackwardWeight, Segment::Attn(layer)) => attention::backward_weight(env, chunk, memory, unit, layer),
         (Forward, Segment::MlpNorm(layer)) => norm::mlp_forward(env, chunk, memory, unit, layer),
         (Backward, Segment::MlpNorm(layer)) => norm::mlp_backward(env, chunk, memory, unit, layer),
         (Forward, Segment::Mlp(layer)) => mlp::forward(env, chunk, memory, unit, layer),
-        (Backward, Segment::Mlp(layer)) => mlp::backward(env, chunk, memory, unit, layer),
+        (Backward, Segment::Mlp(layer)) => mlp::backward(env, chunk, memory, unit, layer, Part::Whole),
+        (BackwardInput, Segment::Mlp(layer)) => mlp::backward(env, chunk, memory, unit, layer, Part::Input),
+        (BackwardWeight, Segment::Mlp(layer)) => mlp::backward_weight(env, chunk, memory, unit, layer),
         (Forward, Segment::Route(layer)) => moe::route(env, chunk, memory, unit, layer),
         (Backward, Segment::Route(layer)) => moe::route_backward(env, chunk, memory, unit, layer),
         (Forward, Segment::Experts(layer)) => moe::forward(env, chunk, memory, unit, layer),
@@ -104,8 +117,9 @@ pub fn run(
         (Backward, Segment::HeadNorm) => norm::head_backward(env, chunk, memory, unit),
         (Forward, Segment::Logits(block)) => head::logits(env, chunk, memory, unit, block),
         (Forward, Segment::Loss(block)) => head::loss(env, chunk, memory, unit, block),
-        (Backward, Segment::Residual(_) | Segment::Logits(_) | Segment::Loss(_)) => {
-            Err(TrainError::Internal(format!("there is no backward of {segment:?}")))
+        (Backward, Segment::Residual(_) | Segment::Logits(_) | Segment::Loss(_))
+        | (BackwardInput | BackwardWeight, _) => {
+            Err(TrainError::Internal(format!("there is no {pass:?} of {segment:?}")))
         }
     }
 }
@@ -170,6 +184,17 @@ struct GradRows {
 }
 
 impl GradRows {
+    /// The rows for later; the local gradient is about to be added to, so it leaves a copy.
+    fn keep(self, memory: &mut Memory) -> Vec<f32> {
+        if self.gathered {
+            return self.rows;
+        }
+        let mut kept = memory.pool.take(self.rows.len());
+        kept.copy_from_slice(&self.rows);
+        self.release(memory);
+        kept
+    }
+
     fn release(self, memory: &mut Memory) {
         if self.gathered {
             memory.pool.give(self.rows);

@@ -128,7 +128,7 @@ pub fn mlp_backward(
     add_backward(env, chunk, memory, (layer, Role::MlpNorm), x, inv)
 }
 
-/// Adds the attention's share; the layer's activations of this unit are done with.
+/// Adds the attention's share.
 pub fn attn_backward(
     env: &Env,
     chunk: &ChunkState,
@@ -136,8 +136,10 @@ pub fn attn_backward(
     unit: Unit,
     layer: usize,
 ) -> Result<(), TrainError> {
-    let kept = saved(memory, chunk.chunk, unit).layers.remove(&layer).unwrap_or_default();
-    add_backward(env, chunk, memory, (layer, Role::AttnNorm), kept.x_attn, kept.inv_attn)
+    let kept = saved(memory, chunk.chunk, unit).layers.entry(layer).or_default();
+    let (x, inv) = (std::mem::take(&mut kept.x_attn), std::mem::take(&mut kept.inv_attn));
+    memory.settle_layer(chunk.chunk, unit, layer);
+    add_backward(env, chunk, memory, (layer, Role::AttnNorm), x, inv)
 }
 
 fn add_backward(

@@ -39,9 +39,15 @@ fn of_unit(op: &Op) -> bool {
     }
 }
 
-/// The differences between the law and what `unit` does on `chunk`: what is missing, what is
-/// one too many, or, if neither, the first that is out of order.
-pub(super) fn stream(program: &Program, chunk: usize, unit: Unit, law: &[Due]) -> Vec<Violation> {
+/// The differences between the law and what `unit` does on `chunk`: what is missing, what is one too many, or, if
+/// neither, what is out of order: instruction `wrong.0`, before entry `wrong.1` of the law.
+pub(super) fn stream(
+    program: &Program,
+    chunk: usize,
+    unit: Unit,
+    law: &[Due],
+    wrong: Option<(usize, usize)>,
+) -> Vec<Violation> {
     let theirs = |i: &Instr| i.chunk == chunk && i.unit == Some(unit) && of_unit(&i.op);
     let found: Vec<Place> =
         program.instrs.iter().enumerate().filter(|(_, i)| theirs(i)).map(|(at, _)| Place::of(program, at)).collect();
@@ -50,8 +56,6 @@ pub(super) fn stream(program: &Program, chunk: usize, unit: Unit, law: &[Due]) -
         let missing = format!("chunk {chunk} of cell {cell} mb {mb}");
         return vec![Violation::MissingAtEnd { rank: program.rank, missing }];
     }
-    // Where the two first part.
-    let parting = law.iter().zip(&found).take_while(|(due, place)| kind(&due.op) == kind(&place.instr.op)).count();
     let mut counts: HashMap<Op, i64> = HashMap::new();
     for due in law {
         *counts.entry(kind(&due.op)).or_default() += 1;
@@ -78,8 +82,8 @@ pub(super) fn stream(program: &Program, chunk: usize, unit: Unit, law: &[Due]) -
             reported.push(op);
             let times = if left > 1 { format!(" ({left} times)") } else { String::new() };
             let missing = format!("{}{times}", name(&op));
-            violations.push(match found.get(parting) {
-                Some(place) => Violation::Missing { place: *place, missing },
+            violations.push(match wrong {
+                Some((at, _)) => Violation::Missing { place: Place::of(program, at), missing },
                 None => {
                     let missing = format!("{missing} for chunk {chunk} of cell {cell} mb {mb}");
                     Violation::MissingAtEnd { rank: program.rank, missing }
@@ -88,9 +92,10 @@ pub(super) fn stream(program: &Program, chunk: usize, unit: Unit, law: &[Due]) -
         }
     }
     if violations.is_empty()
-        && let (Some(place), Some(due)) = (found.get(parting), law.get(parting))
+        && let Some((at, due)) = wrong
     {
-        violations.push(Violation::OutOfOrder { place: *place, law: format!("{} comes first", name(&due.op)) });
+        let law = format!("{} comes first", name(&law[due].op));
+        violations.push(Violation::OutOfOrder { place: Place::of(program, at), law });
     }
     violations
 }

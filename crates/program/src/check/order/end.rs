@@ -2,7 +2,7 @@
 
 use super::super::law::{grads_exchange, swaps_tied};
 use super::super::violation::Violation;
-use super::{BROKEN, Order, diagnose};
+use super::{Order, diagnose};
 use crate::instr::{Axis, Exchange, Instr, Mode, Value};
 
 impl Order<'_> {
@@ -47,9 +47,11 @@ impl Order<'_> {
         if self.step.mode == Mode::Eval || !swaps_tied(self.step.model, self.step.layout, instr.chunk) {
             return self.wrong(at, "the chunk has no use of a tied embedding whose other use is on another rank");
         }
-        self.want_bytes(at, bytes, self.step.sizes.tied_grads());
-        let chunk = &mut self.chunks[local];
+        let chunk = &self.chunks[local];
         let want = if instr.chunk == 0 { chunk.before } else { chunk.after };
+        let here = want == self.program.rank;
+        self.want_bytes(at, bytes, if here { 0 } else { self.step.sizes.tied_grads() });
+        let chunk = &mut self.chunks[local];
         let done = if send { &mut chunk.tied_sent } else { &mut chunk.tied_received };
         let again = std::mem::replace(done, true);
         let summed = chunk.grads;
@@ -73,7 +75,7 @@ impl Order<'_> {
         let unfinished = self.chunks.iter().find_map(|chunk| {
             let tied = swaps_tied(self.step.model, self.step.layout, chunk.chunk);
             let train = self.step.mode == Mode::Train;
-            let units = chunk.progress.iter().all(|p| *p as usize >= chunk.law.len());
+            let units = chunk.units.iter().all(|unit| unit.broken || unit.left == 0);
             let what = if !units {
                 "units that are not through"
             } else if train && !chunk.grads {
@@ -134,10 +136,10 @@ impl Order<'_> {
     pub(super) fn finish(&mut self) {
         let mut missing = Vec::new();
         for chunk in &self.chunks {
-            for (unit, progress) in chunk.progress.iter().enumerate() {
-                if *progress != BROKEN && (*progress as usize) < chunk.law.len() {
-                    let unit = self.unit(unit);
-                    self.violations.extend(diagnose::stream(self.program, chunk.chunk, unit, chunk.law));
+            for (index, progress) in chunk.units.iter().enumerate() {
+                if !progress.broken && progress.left > 0 {
+                    let (unit, law) = (self.unit(index), chunk.law(index));
+                    self.violations.extend(diagnose::stream(self.program, chunk.chunk, unit, &law.dues, None));
                 }
             }
             if self.step.mode == Mode::Eval {

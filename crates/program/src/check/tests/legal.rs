@@ -1,6 +1,7 @@
 //! Other lists than those that are lowered, as good as them.
 
 use spec::Unit;
+use spec::schedule::Turn;
 
 use super::*;
 use crate::instr::{Op, Value};
@@ -46,6 +47,20 @@ fn loads_may_move_to_the_front() {
     }
 }
 
+/// Accumulators belong to a cell: the next one may begin before the last is closed.
+#[test]
+fn a_cell_may_be_closed_late() {
+    let mut case = Case::small([1, 1, 4], Schedule::ZbH1, |_, _| {});
+    for program in &mut case.programs {
+        let is = |cell| move |i: &crate::Instr| i.op == Op::CloseCell { cell };
+        let first = program.instrs.iter().position(is(0)).unwrap();
+        let late = program.instrs.remove(first);
+        let last = program.instrs.iter().position(is(1)).unwrap();
+        program.instrs.insert(last, late);
+    }
+    assert_legal(&case);
+}
+
 /// The lists of `case` with the tasks of every rank in the order that `order` makes of them.
 fn reordered(case: &mut Case, order: impl Fn(usize, Vec<Task>) -> Vec<Task>) {
     let lowering = Lowering::new(&case.model, &case.grid, &case.layout, SEQ, case.mode);
@@ -60,8 +75,9 @@ fn reordered(case: &mut Case, order: impl Fn(usize, Vec<Task>) -> Vec<Task>) {
 
 /// `extra` more forwards before the first backward of every position.
 fn more_warmup(list: Vec<Task>, extra: usize) -> Vec<Task> {
-    let (forwards, backwards): (Vec<Task>, Vec<Task>) = list.iter().partition(|t| matches!(t, Task::Forward { .. }));
-    let warmup = list.iter().position(|t| matches!(t, Task::Backward { .. })).unwrap() - 1;
+    let (forwards, backwards): (Vec<Task>, Vec<Task>) =
+        list.iter().partition(|t| matches!(t, Task { turn: Turn::Forward, .. }));
+    let warmup = list.iter().position(|t| matches!(t, Task { turn: Turn::Backward, .. })).unwrap() - 1;
     crate::schedule::one_and_one(warmup + extra, forwards, backwards)
 }
 

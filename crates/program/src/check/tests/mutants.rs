@@ -92,7 +92,7 @@ fn a_lost_send() {
     let at = case.find(0, 2, is_send(Value::Activation));
     case.instrs(0).remove(at);
     let found = case.refused();
-    assert_violation!(found, Violation::Missing { .. }, "the send of Activation");
+    assert_violation!(found, Violation::MissingAtEnd { .. }, "the send of Activation");
     assert_violation!(found, Violation::Crossed { .. }, "cell 0 mb 3");
     assert_violation!(found, Violation::Deadlock { .. }, "wait");
 }
@@ -159,10 +159,10 @@ fn a_close_moved() {
     let mut case = one_f_one_b();
     let at = case.find(0, 0, close);
     let instr = case.instrs(0).remove(at);
-    let late = case.find(0, 4, is_segment(Pass::Backward, Segment::Embed));
-    case.instrs(0).insert(late, instr);
+    let late = case.find(0, 0, |op| matches!(op, Op::CloseCell { cell: 1 }));
+    case.instrs(0).insert(late + 1, instr);
     let found = case.refused();
-    assert_violation!(found, Violation::OutOfOrder { .. }, "cell 0 must be closed");
+    assert_violation!(found, Violation::OutOfOrder { .. }, "cells are closed in ascending order");
 
     let mut case = one_f_one_b();
     case.drop_all(|i| matches!(i.op, Op::CloseCell { cell: 1 }) && i.chunk == 2);

@@ -25,7 +25,14 @@ prop_compose! {
         pp in 1usize..5,
         vpp in 1usize..4,
         extra_layers in 0usize..4,
-        schedule in prop_oneof![Just(Schedule::GPipe), Just(Schedule::OneFOneB), Just(Schedule::Interleaved)],
+        schedule in prop_oneof![
+            Just(Schedule::GPipe),
+            Just(Schedule::OneFOneB),
+            Just(Schedule::Interleaved),
+            Just(Schedule::ZbH1),
+            Just(Schedule::ZbV),
+            Just(Schedule::DualPipeV)
+        ],
         zero in 0usize..2,
         flags in any::<[bool; 3]>(),
         dp_seed in 0usize..6,
@@ -33,14 +40,15 @@ prop_compose! {
         eval in prop::bool::weighted(0.2),
     ) -> Case {
         let [tied, qk_norm, even] = flags;
-        let chunks = pp * if schedule == Schedule::Interleaved && pp > 1 { vpp } else { 1 };
+        let each = if schedule == Schedule::Interleaved { vpp } else { schedule.chunks().0 };
+        let chunks = pp * if pp > 1 { each } else { 1 };
         let model = Model { tied, qk_norm, ..testing::model(chunks + extra_layers) };
         let batch = grid_dp * microbatches * microbatch;
         let grid = Grid::new(&model, batch, SEQ, microbatch, Some(grid_dp), grid_tp).unwrap();
         let (dp, tp) = (1 + dp_seed % grid_dp, grid_tp >> tp_halvings.min(grid_tp.ilog2() as usize));
         let request = LayoutRequest {
             zero,
-            vpp: (schedule == Schedule::Interleaved).then_some(vpp),
+            vpp: (schedule == Schedule::Interleaved && pp > 1).then_some(vpp),
             cells: (!even).then(|| uneven(grid_dp, dp, &seed)),
             stages: (!even).then(|| uneven(model.layers, chunks, &seed)),
             ..testing::request([dp, tp, pp], schedule, None)
@@ -113,7 +121,7 @@ proptest! {
 
 /// The report of `p` positions with `m` units and `v` chunks of one layer each.
 fn report(schedule: Schedule, p: usize, m: usize, v: Option<usize>) -> Report {
-    let model = testing::model(p * v.unwrap_or(1));
+    let model = testing::model(p * v.unwrap_or(schedule.chunks().0));
     let grid = Grid::new(&model, m, SEQ, 1, Some(1), 1).unwrap();
     let layout = testing::layout(&model, &grid, [1, 1, p], schedule, v);
     Case::new(model, grid, layout, Mode::Train).check().unwrap()
@@ -167,6 +175,45 @@ fn activations_are_the_closed_forms() {
                 let want: Vec<_> = (0..p).map(|i| 2 * (p - 1 - i) + p + 1).collect();
                 assert_eq!(peaks(Schedule::Interleaved, Some(2)), want, "p {p} m {m}");
             }
+        }
+    }
+}
+
+/// With equal times of the three parts (a tick each per chunk of one layer here is TICKS_PER_LAYER).
+#[test]
+fn zero_bubbles_are_the_closed_forms() {
+    for p in 2..=6 {
+        for m in 2 * p..=3 * p {
+            let idle = |schedule| {
+                let report = report(schedule, p, m, None);
+                let work = report.ranks[0].busy;
+                let layer = if schedule == Schedule::ZbH1 { 1 } else { 2 };
+                assert_eq!(work, (layer * 3 * m) as u64 * TICKS_PER_LAYER);
+                let window = |r: &RankReport| r.end() - r.start() - r.busy;
+                (report.ticks - work, report.ranks.iter().map(window).max().unwrap())
+            };
+            // (p - 1) (T_F + T_B - T_W), arXiv 2401.10241, table 2: a third of 1F1B's (p - 1) (T_F + T_B + T_W).
+            let ramp = (p - 1) as u64 * TICKS_PER_LAYER;
+            assert_eq!(idle(Schedule::ZbH1), (ramp, ramp), "zb-h1 p {p} m {m}");
+            // No bubble between the first and the last work of a position; the ramp alone makes the step longer.
+            assert_eq!(idle(Schedule::ZbV), (ramp, 0), "zbv p {p} m {m}");
+            // (PP / 2 - 1) (F&B + B - 3 W) with PP = 2 p chunks: forward and backward, which are not overlapped here,
+            // cost F&B = T_F + T_B, and the first has been seen by then: B - 2 W + T_F.
+            assert_eq!(idle(Schedule::DualPipeV), (ramp, ramp), "dualpipe-v p {p} m {m}");
+        }
+    }
+}
+
+#[test]
+fn activations_of_zero_bubbles_are_the_closed_forms() {
+    for p in 2..=6 {
+        for m in [2 * p, 3 * p + 1] {
+            let peaks =
+                |schedule| report(schedule, p, m, None).ranks.iter().map(|r| r.peak_activations).collect::<Vec<_>>();
+            // Units of one layer: p on every position; of two chunks, 2 p (1F1B's on position 0) and 2 p + 1.
+            assert_eq!(peaks(Schedule::ZbH1), vec![p; p], "p {p} m {m}");
+            assert_eq!(peaks(Schedule::ZbV), vec![2 * p; p], "p {p} m {m}");
+            assert_eq!(peaks(Schedule::DualPipeV), vec![2 * p + 1; p], "p {p} m {m}");
         }
     }
 }

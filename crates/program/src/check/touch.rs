@@ -1,0 +1,124 @@
+//! What each operation of a unit reads and writes on its chunk, and the order that follows: an operation comes after the
+//! last one that wrote what it reads, and after all that read or wrote what it writes. So a value is made before it is
+//! used, used by whom it is meant for, and gone afterwards.
+
+use std::collections::HashMap;
+
+use super::law::Due;
+use crate::instr::{Op, Pass, Segment, Value};
+
+/// A place where a unit has a value on a chunk.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+enum Slot {
+    /// The residual stream; at the end of the last chunk, the head's input.
+    Stream,
+    /// Normed rows, local, then all.
+    Normed,
+    Rows,
+    /// Partial sums, then their sum.
+    Partials,
+    Reduced,
+    /// Gradient of the residual stream, local, then all rows.
+    Grad,
+    GradRows,
+    /// Norm gradients of the tensor cells.
+    Leaves,
+    /// What the head keeps, and its block under way.
+    Head,
+    Logits,
+    /// What a layer's segments keep: norm before attention, attention, norm before feed-forward, feed-forward.
+    AttnNorm(usize),
+    Attn(usize),
+    MlpNorm(usize),
+    Mlp(usize),
+    /// Router counts of the whole unit, for the auxiliary loss.
+    Counts,
+    /// What the weight parts of a layer's backward need.
+    AttnWeights(usize),
+    MlpWeights(usize),
+}
+
+/// Reads, and writes: who takes a value away writes its place.
+type Touch = (Vec<Slot>, Vec<Slot>);
+
+fn touch(op: &Op) -> Touch {
+    use Slot::*;
+    match *op {
+        Op::Compute(pass, segment) => compute(pass, segment),
+        // Counts over all layers travel along, where there are any.
+        Op::Recv { value: Value::Activation, .. } => (vec![], vec![Stream, Counts]),
+        Op::Send { value: Value::Activation, .. } => (vec![Counts], vec![Stream]),
+        Op::Recv { .. } => (vec![], vec![Grad, Counts]),
+        Op::Send { .. } => (vec![Counts], vec![Grad]),
+        Op::Collective { value, .. } => match value {
+            Value::Rows => (vec![], vec![Normed, Rows]),
+            Value::GradRows => (vec![Grad], vec![GradRows]),
+            Value::Partial | Value::GradPartial => (vec![], vec![Partials, Reduced]),
+            Value::Stats => (vec![], vec![Logits]),
+            // It reads what the routers of all layers kept: the stream has left them.
+            Value::RouterCounts => (vec![Stream], vec![Counts]),
+            _ => (vec![], vec![Leaves]),
+        },
+        _ => (vec![], vec![]),
+    }
+}
+
+fn compute(pass: Pass, segment: Segment) -> Touch {
+    use Pass::{Backward, BackwardInput, BackwardWeight, Forward};
+    use Slot as S;
+    match (pass, segment) {
+        (Forward, Segment::Embed) => (vec![], vec![S::Partials]),
+        (Forward, Segment::AttnNorm(l)) => (vec![], vec![S::Stream, S::Reduced, S::Normed, S::AttnNorm(l)]),
+        (Forward, Segment::Attn(l)) => (vec![], vec![S::Rows, S::Attn(l), S::Partials]),
+        (Forward, Segment::MlpNorm(l)) => (vec![S::AttnNorm(l)], vec![S::Reduced, S::Normed, S::MlpNorm(l)]),
+        (Forward, Segment::Mlp(l)) => (vec![], vec![S::Rows, S::Mlp(l), S::Partials]),
+        (Forward, Segment::Route(l)) => (vec![], vec![S::Normed, S::Mlp(l)]),
+        (Forward, Segment::Experts(l)) => (vec![], vec![S::Mlp(l), S::Reduced]),
+        (Forward, Segment::Residual(l)) => (vec![S::MlpNorm(l)], vec![S::Reduced, S::Stream]),
+        (Forward, Segment::HeadNorm) => (vec![], vec![S::Stream, S::Normed, S::Head]),
+        (Forward, Segment::Logits(_)) => (vec![], vec![S::Rows, S::Head, S::Logits]),
+        (Forward, Segment::Loss(_)) => (vec![], vec![S::Head, S::Logits, S::Partials]),
+        (Backward, Segment::HeadNorm) => (vec![], vec![S::Reduced, S::Head, S::Grad, S::Leaves]),
+        (Backward, Segment::Mlp(l)) => (vec![S::Grad], vec![S::GradRows, S::Mlp(l), S::Partials]),
+        (BackwardInput, Segment::Mlp(l)) => {
+            (vec![S::Grad], vec![S::GradRows, S::Mlp(l), S::MlpWeights(l), S::Partials])
+        }
+        (BackwardWeight, Segment::Mlp(l)) => (vec![], vec![S::MlpWeights(l)]),
+        (_, Segment::Experts(l)) => (vec![S::Grad], vec![S::Mlp(l), S::Reduced]),
+        (_, Segment::Route(l)) => (vec![S::Counts], vec![S::Mlp(l), S::Reduced, S::Leaves]),
+        (_, Segment::MlpNorm(l)) => (vec![], vec![S::Reduced, S::MlpNorm(l), S::Grad, S::Leaves]),
+        (Backward, Segment::Attn(l)) => (vec![S::Grad], vec![S::GradRows, S::Attn(l), S::Partials, S::Leaves]),
+        (BackwardInput, Segment::Attn(l)) => {
+            (vec![S::Grad], vec![S::GradRows, S::Attn(l), S::AttnWeights(l), S::Partials, S::Leaves])
+        }
+        (BackwardWeight, Segment::Attn(l)) => (vec![], vec![S::AttnWeights(l)]),
+        (_, Segment::AttnNorm(l)) => (vec![], vec![S::Reduced, S::AttnNorm(l), S::Grad, S::Leaves]),
+        (_, Segment::Embed) => (vec![], vec![S::GradRows, S::Grad]),
+        (_, Segment::HeadNorm | Segment::Logits(_) | Segment::Loss(_) | Segment::Residual(_)) => (vec![], vec![]),
+    }
+}
+
+/// Fills in what each entry comes after.
+pub(super) fn order(dues: &mut [Due]) {
+    let mut written: HashMap<Slot, usize> = HashMap::new();
+    let mut read: HashMap<Slot, Vec<usize>> = HashMap::new();
+    let counts = |due: &Due| matches!(due.op, Op::Collective { value: Value::RouterCounts, .. });
+    let counted = dues.iter().any(counts);
+    for (i, due) in dues.iter_mut().enumerate() {
+        let (mut reads, mut writes) = touch(&due.op);
+        if !counted {
+            [&mut reads, &mut writes].into_iter().for_each(|slots| slots.retain(|slot| *slot != Slot::Counts));
+        }
+        let mut after: Vec<usize> = reads.iter().chain(&writes).filter_map(|slot| written.get(slot).copied()).collect();
+        after.extend(writes.iter().flat_map(|slot| read.remove(slot).unwrap_or_default()));
+        after.sort_unstable();
+        after.dedup();
+        due.after = after;
+        for slot in reads {
+            read.entry(slot).or_default().push(i);
+        }
+        for slot in writes {
+            written.insert(slot, i);
+        }
+    }
+}
