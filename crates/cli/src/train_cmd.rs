@@ -68,9 +68,10 @@ pub fn run(args: &Args) -> Result<u8, TrainError> {
     if !args.json {
         let parameters = spec::tensors::parameters(&run.model);
         show.line(&format!(
-            "{parameters} parameters | {} | grid dp{} x tp{}, {} microbatches of {} sequences per cell | {simd} | numerics {}",
+            "{parameters} parameters | {} | grid dp{}{} x tp{}, {} microbatches of {} sequences per cell | {simd} | numerics {}",
             run.layout,
             run.grid.dp,
+            if run.grid.cp > 1 { format!(" x cp{}", run.grid.cp) } else { String::new() },
             run.grid.tp,
             run.grid.microbatches,
             run.grid.microbatch,

@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, HashMap};
 
 use program::{Axis, Instr, Op, Program, Value};
-use spec::{Coords, Layout, Unit};
+use spec::{Layout, Unit};
 
 /// A dependency between instructions of different ranks, each (rank, place in its list).
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -43,7 +43,7 @@ pub fn flows(programs: &[Program], layout: &Layout) -> Vec<Flow> {
                 Op::Collective { axis, .. } => {
                     // All members of a group meet in the same order.
                     let nth = nth.entry(axis).or_insert(0);
-                    let first = first_member(layout, program.rank, axis);
+                    let first = axis.first(layout, program.rank);
                     groups.entry((axis, first, *nth)).or_default().push(here);
                     *nth += 1;
                 }
@@ -67,17 +67,6 @@ fn sending_chunk(instr: &Instr, value: Value, last: usize) -> usize {
     }
 }
 
-/// The lowest rank of the group of `rank` along `axis`.
-fn first_member(layout: &Layout, rank: usize, axis: Axis) -> usize {
-    let at = layout.coords(rank);
-    layout.rank(match axis {
-        Axis::Tp => Coords { tp: 0, ..at },
-        Axis::Dp => Coords { dp: 0, ..at },
-        Axis::Pp => Coords { pp: 0, ..at },
-        Axis::World => return 0,
-    })
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -99,16 +88,7 @@ mod tests {
                 for (at, instr) in program.instrs.iter().enumerate() {
                     let want = match instr.op {
                         Op::Send { .. } | Op::Recv { .. } => 1,
-                        Op::Collective { axis, .. } => {
-                            let [dp, tp, pp] = ranks;
-                            let members = match axis {
-                                Axis::Dp => dp,
-                                Axis::Tp => tp,
-                                Axis::Pp => pp,
-                                Axis::World => dp * tp * pp,
-                            };
-                            usize::from(members > 1)
-                        }
+                        Op::Collective { axis, .. } => usize::from(axis.size(&world.layout) > 1),
                         _ => 0,
                     };
                     let got = seen.get(&(program.rank, at)).copied().unwrap_or(0);

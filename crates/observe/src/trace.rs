@@ -120,7 +120,7 @@ impl<W: Write> Events<'_, W> {
     fn rank(&mut self, of: &Observed, record: &RankRecord) -> io::Result<()> {
         let rank = record.rank;
         let at = of.layout.coords(rank);
-        let name = format!("rank {rank} (dp {} tp {} pp {})", at.dp, at.tp, at.pp);
+        let name = format!("rank {rank} (dp {} cp {} tp {} pp {})", at.dp, at.cp, at.tp, at.pp);
         let about = |what: &str, tid: u32, args: Value| json!({ "ph": "M", "name": what, "pid": rank, "tid": tid, "args": args });
         self.event(&about("process_name", MAIN, json!({ "name": name })))?;
         self.event(&about("process_sort_index", MAIN, json!({ "sort_index": rank })))?;

@@ -31,6 +31,7 @@ fn main() {
     for (schedule, vpp) in [(Schedule::OneFOneB, None), (Schedule::Interleaved, Some(7))] {
         let request = LayoutRequest {
             dp,
+            cp: 1,
             tp: 8,
             pp: 16,
             vpp,

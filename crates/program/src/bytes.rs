@@ -15,7 +15,7 @@
 
 use spec::moe::AuxScope;
 use spec::tensors::{Cut, Role, STATE_CHUNK};
-use spec::tree::subtrees;
+use spec::tree::{subtrees, subtrees_of};
 use spec::{Coords, Grid, Layout, Model};
 
 use crate::instr::{Exchange, Mode, block_rows, blocks_of_lane};
@@ -29,7 +29,7 @@ const WORD: u64 = 8;
 /// Softmax statistics of one token over one vocabulary slice: maximum, sum of exponentials, target logit.
 const STATS: u64 = 3;
 
-/// Sizes over the data axis of one chunk's state on one rank; the same at every tensor position.
+/// Sizes over the holders of one chunk's state on one rank; the same at every tensor position.
 #[derive(Debug, Clone)]
 struct ChunkSizes {
     /// Elements of the chunk's norm vectors and routers.
@@ -40,11 +40,11 @@ struct ChunkSizes {
     layers: u64,
     /// Elements of all gradients.
     gradients: u64,
-    /// Elements of the gradients that each data position owns.
+    /// Elements of the gradients that each holder owns.
     gradients_owned: Vec<u64>,
-    /// Elements of the parameters that each data position owns.
+    /// Elements of the parameters that each holder owns.
     parameters_owned: Vec<u64>,
-    /// Words on the ballot about what each data position owns: cut slices.
+    /// Words on the ballot about what each holder owns: cut slices.
     ballot_cut: Vec<u64>,
     /// Likewise: whole tensors, which tensor position 0 speaks for.
     ballot_whole: Vec<u64>,
@@ -64,10 +64,14 @@ pub struct Sizes {
     cells_hosted: u64,
     /// Finished subtrees over the tensor cells, by tensor position.
     tp_subtrees: Vec<u64>,
-    /// Finished subtrees over the data cells, by data position.
+    /// Finished subtrees over the context cells, by context position.
+    cp_subtrees: Vec<u64>,
+    /// Finished subtrees over the cells (d, c), by holder.
     dp_subtrees: Vec<u64>,
-    /// Units of each data position.
-    units: Vec<u64>,
+    /// Leaves of a step, by holder.
+    leaves: Vec<u64>,
+    /// Elements of the keys and values of one unit and layer on one rank; `None` without context cells.
+    keys: Option<u64>,
     /// Elements of the hosted slices of a tied embedding.
     tied: u64,
     /// Experts of a layer; 0: dense.
@@ -82,7 +86,9 @@ pub struct Sizes {
 impl Sizes {
     /// The sizes for sequences of `seq` tokens.
     pub fn new(model: &Model, grid: &Grid, layout: &Layout, seq: usize) -> Self {
-        let (lanes, tokens_lane) = (grid.cp, grid.microbatch * seq / grid.cp);
+        let (lanes, tokens_lane) = (grid.cp / layout.cp, grid.microbatch * seq / grid.cp);
+        let kv_width = model.kv_heads / layout.tp * model.head_dim;
+        let holders = layout.leaves(grid);
         let count = |leaves, part| subtrees(leaves, part).len() as u64;
         Self {
             layout: layout.clone(),
@@ -91,8 +97,13 @@ impl Sizes {
             tokens_lane,
             cells_hosted: cells_hosted(grid, layout) as u64,
             tp_subtrees: (0..layout.tp).map(|t| count(grid.tp, layout.tensor_cells(t, grid.tp))).collect(),
-            dp_subtrees: layout.cells.iter().map(|part| count(grid.dp, part.clone())).collect(),
-            units: layout.cells.iter().map(|part| (part.len() * grid.microbatches) as u64).collect(),
+            cp_subtrees: (0..layout.cp).map(|c| count(grid.cp, layout.context_cells(c, grid.cp))).collect(),
+            dp_subtrees: holders.iter().map(|part| subtrees_of(grid.leaves(), part).len() as u64).collect(),
+            leaves: holders
+                .iter()
+                .map(|part| (part.iter().map(|cells| cells.len()).sum::<usize>() * grid.microbatches) as u64)
+                .collect(),
+            keys: (grid.cp > 1).then_some((2 * lanes * tokens_lane * kv_width) as u64),
             tied: (model.vocab_padded() / layout.tp * model.hidden) as u64,
             experts: model.moe.as_ref().map_or(0, |moe| moe.experts as u64),
             aux: model.moe.as_ref().is_some_and(|moe| moe.aux_loss > 0.0),
@@ -137,6 +148,11 @@ impl Sizes {
         FLOAT * (self.chunks[chunk].layers * self.experts + 1) * self.tp_peers()
     }
 
+    /// The same to every other context position, once they are added up over the tensor positions.
+    pub fn router_counts_context(&self, chunk: usize) -> u64 {
+        FLOAT * (self.chunks[chunk].layers * self.experts + 1) * (self.layout.cp as u64 - 1)
+    }
+
     /// `SliceGrads` of `chunk`, an all-reduce as [`Sizes::norm_grads`].
     pub fn slice_grads(&self, chunk: usize, tp: usize) -> u64 {
         self.all_reduce_tp(self.lanes as u64 * self.chunks[chunk].slices, tp)
@@ -158,6 +174,22 @@ impl Sizes {
         FLOAT * (self.stream - self.own_rows())
     }
 
+    /// True if a layer's keys and values are exchanged over the context cells.
+    pub fn has_context(&self) -> bool {
+        self.keys.is_some()
+    }
+
+    /// `KeyValues`: the own keys and values to every other context position.
+    pub fn keys(&self) -> u64 {
+        FLOAT * self.keys.unwrap_or(0) * (self.layout.cp as u64 - 1)
+    }
+
+    /// `KeyValueGrads` at context position `cp`: gradients of all keys, of which a rank owns those of its own; the
+    /// leaves are the context cells.
+    pub fn key_grads(&self, cp: usize) -> u64 {
+        self.cp_subtrees[cp] * self.keys()
+    }
+
     /// `Stats` of token block `block`: one triple per token and hosted cell to every other position.
     pub fn stats(&self, block: usize) -> u64 {
         let tokens = block_rows(self.tokens_lane, block).len() as u64;
@@ -176,15 +208,15 @@ impl Sizes {
         FLOAT * (self.tp_subtrees[tp] * (n - own) + own * self.tp_peers())
     }
 
-    /// `Grads` of `chunk` over the data cells, at data position `dp`; owners by [`owners`].
+    /// `Grads` of `chunk` over the cells (d, c), at holder `holder`; owners by [`owners`].
     ///
     /// A tied embedding whose two uses are on one chunk has two accumulators, each summed
-    /// over the data cells before the two are added: it counts twice.
-    pub fn grads(&self, chunk: usize, dp: usize, exchange: Exchange) -> u64 {
+    /// over the cells before the two are added: it counts twice.
+    pub fn grads(&self, chunk: usize, holder: usize, exchange: Exchange) -> u64 {
         let sizes = &self.chunks[chunk];
-        let own = sizes.gradients_owned[dp];
-        let scatter = self.dp_subtrees[dp] * (sizes.gradients - own);
-        let gather = own * (self.layout.dp as u64 - 1);
+        let own = sizes.gradients_owned[holder];
+        let scatter = self.dp_subtrees[holder] * (sizes.gradients - own);
+        let gather = own * (self.layout.holders() as u64 - 1);
         FLOAT
             * match exchange {
                 Exchange::ReduceScatter => scatter,
@@ -198,28 +230,29 @@ impl Sizes {
         FLOAT * self.tied
     }
 
-    /// `Params` of `chunk` from data position `dp`: what it owns to every other position.
-    pub fn params(&self, chunk: usize, dp: usize) -> u64 {
-        FLOAT * self.chunks[chunk].parameters_owned[dp] * (self.layout.dp as u64 - 1)
+    /// `Params` of `chunk` from holder `holder`: what it owns to every other one.
+    pub fn params(&self, chunk: usize, holder: usize) -> u64 {
+        FLOAT * self.chunks[chunk].parameters_owned[holder] * (self.layout.holders() as u64 - 1)
     }
 
     /// `Ballot` of a training step to every other rank, in 8-byte words.
     ///
-    /// 3 of flags and counts; 5 for every unit whose loss this rank speaks for (cell,
+    /// 3 of flags and counts; 5 for every leaf whose loss this rank speaks for (cell,
     /// microbatch, sum, tokens, bytes; at tensor position 0 of the last chunk); and for every
     /// slice, or part of one, that it owns and speaks for, 4 of place and one float64 sum of
     /// squares per state chunk. Position 0 speaks for whole tensors, chunk 0 for a tied embedding. With experts 2 of
     /// counts, 5 for every (leaf, hosted layer, hosted tensor cell) of an auxiliary loss, and for every hosted layer 2 of
     /// place and one per expert.
     pub fn ballot(&self, at: Coords) -> u64 {
+        let holder = self.layout.holder(at);
         let owned: u64 = self
             .layout
             .chunks_of(at.pp)
             .map(|c| &self.chunks[c])
-            .map(|c| c.ballot_cut[at.dp] + if at.tp == 0 { c.ballot_whole[at.dp] } else { 0 })
+            .map(|c| c.ballot_cut[holder] + if at.tp == 0 { c.ballot_whole[holder] } else { 0 })
             .sum();
         let layers: u64 = self.layout.chunks_of(at.pp).map(|c| self.chunks[c].layers).sum();
-        let aux = if self.aux { 5 * self.lanes as u64 * self.units[at.dp] * layers * self.cells_hosted } else { 0 };
+        let aux = if self.aux { 5 * self.leaves[self.layout.holder(at)] * layers * self.cells_hosted } else { 0 };
         let routers = if self.experts > 0 { 2 + aux + layers * (2 + self.experts) } else { 0 };
         self.ballot_of(owned + routers, at)
     }
@@ -231,7 +264,7 @@ impl Sizes {
 
     fn ballot_of(&self, owned: u64, at: Coords) -> u64 {
         let has_head = self.layout.chunk_pp(self.layout.chunks() - 1) == at.pp;
-        let losses = if has_head && at.tp == 0 { self.units[at.dp] } else { 0 };
+        let losses = if has_head && at.tp == 0 { self.leaves[self.layout.holder(at)] } else { 0 };
         WORD * (3 + 5 * losses + owned) * (self.layout.world() as u64 - 1)
     }
 }
@@ -240,7 +273,7 @@ impl ChunkSizes {
     fn new(model: &Model, grid: &Grid, layout: &Layout, chunk: usize) -> Self {
         let tensors = chunk_tensors(model, layout, chunk);
         let lens = slice_lens(model, grid, layout, chunk);
-        let parts = owners(&lens, layout.dp);
+        let parts = owners(&lens, layout.holders());
         // Two accumulators on one chunk: the tied embedding's slices come first in the flat vector.
         let twice = if model.tied && !tied_apart(model, layout) {
             assert_eq!(tensors[0].role, Role::Embed, "one chunk starts with the embedding");
@@ -248,7 +281,7 @@ impl ChunkSizes {
         } else {
             0
         };
-        let (mut ballot_cut, mut ballot_whole) = (vec![0; layout.dp], vec![0; layout.dp]);
+        let (mut ballot_cut, mut ballot_whole) = (vec![0; layout.holders()], vec![0; layout.holders()]);
         let mut start = 0;
         for tensor in &tensors {
             let copy = tensor.role == Role::Embed && chunk > 0;

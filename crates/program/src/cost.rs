@@ -6,7 +6,7 @@
 
 use spec::{Grid, Layout, Model};
 
-use crate::instr::{Instr, Op, Pass, Segment, TOKEN_BLOCK};
+use crate::instr::{Instr, Op, Pass, Segment, block_rows};
 use crate::ownership::owners;
 use crate::state::slice_lens;
 
@@ -33,10 +33,13 @@ pub enum Work {
 pub struct Costs<'a> {
     model: &'a Model,
     layout: &'a Layout,
-    /// Tokens of one unit.
+    /// Tokens of one unit on a rank, and of one of its lanes.
     tokens: f64,
+    tokens_lane: usize,
+    /// There are context cells.
+    context: bool,
     seq: f64,
-    /// Elements that each data position updates, by chunk.
+    /// Elements that each holder updates, by chunk.
     updated: Vec<Vec<usize>>,
 }
 
@@ -46,12 +49,20 @@ impl<'a> Costs<'a> {
         let updated = |chunk| {
             let lens = slice_lens(model, grid, layout, chunk);
             match layout.zero {
-                0 => vec![lens.iter().sum(); layout.dp],
-                _ => owners(&lens, layout.dp).into_iter().map(|part| part.len()).collect(),
+                0 => vec![lens.iter().sum(); layout.holders()],
+                _ => owners(&lens, layout.holders()).into_iter().map(|part| part.len()).collect(),
             }
         };
         let updated = (0..layout.chunks()).map(updated).collect();
-        Self { model, layout, tokens: (grid.microbatch * seq) as f64, seq: seq as f64, updated }
+        Self {
+            model,
+            layout,
+            tokens: (grid.microbatch * seq / layout.cp) as f64,
+            tokens_lane: grid.microbatch * seq / grid.cp,
+            context: grid.cp > 1,
+            seq: seq as f64,
+            updated,
+        }
     }
 
     /// The work of `instr` on `rank`.
@@ -59,7 +70,7 @@ impl<'a> Costs<'a> {
         match instr.op {
             Op::Compute(pass, segment) => self.segment(pass, segment),
             Op::Apply => {
-                let elements = self.updated[instr.chunk][self.layout.coords(rank).dp];
+                let elements = self.updated[instr.chunk][self.layout.holder(self.layout.coords(rank))];
                 Work::Bytes(FLOAT * UPDATE_PASSES * elements as f64)
             }
             Op::Collective { bytes, .. } | Op::Send { bytes, .. } | Op::Recv { bytes, .. } => Work::Sent(bytes as f64),
@@ -80,8 +91,10 @@ impl<'a> Costs<'a> {
         let whole = FLOAT * self.tokens * hidden;
         let slice = whole / tp;
         match segment {
+            Segment::Qkv(_) => Work::Flops(products * self.tokens * 2.0 * hidden * (heads + 2.0 * kv_heads) / tp),
             Segment::Attn(_) => {
-                let projections = products * 2.0 * hidden * (2.0 * heads + 2.0 * kv_heads);
+                let inputs = if self.context { 0.0 } else { heads + 2.0 * kv_heads };
+                let projections = products * 2.0 * hidden * (heads + inputs);
                 // Scores have no weights: the input part has all of their gradient.
                 let of_scores = match pass {
                     Pass::Forward => 1.0,
@@ -109,7 +122,7 @@ impl<'a> Costs<'a> {
 
     /// Rows of a block of the head.
     fn rows(&self, block: usize) -> f64 {
-        (self.tokens - (block * TOKEN_BLOCK) as f64).clamp(0.0, TOKEN_BLOCK as f64)
+        block_rows(self.tokens_lane, block).len() as f64
     }
 }
 

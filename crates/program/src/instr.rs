@@ -48,7 +48,9 @@ pub enum Segment {
     Embed,
     /// RMSNorm before the attention of a layer.
     AttnNorm(usize),
-    /// Query, key, value, rotation, attention, output projection.
+    /// With context cells: query, key, value and rotation, which an exchange parts from the rest of [`Segment::Attn`].
+    Qkv(usize),
+    /// Query, key, value, rotation, attention, output projection; with context cells the last two.
     Attn(usize),
     /// The attention's output joins the residual stream; RMSNorm before the feed-forward.
     MlpNorm(usize),
@@ -71,11 +73,13 @@ pub enum Segment {
 /// The ranks that take part in an exchange.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum Axis {
-    /// Same data and pipeline position.
+    /// Same data, context and pipeline position.
     Tp,
-    /// Same pipeline and tensor position.
+    /// Same data, pipeline and tensor position.
+    Cp,
+    /// Same pipeline and tensor position: all that hold the same parameters.
     Dp,
-    /// Same data and tensor position; used pairwise.
+    /// Same data, context and tensor position; used pairwise.
     Pp,
     /// All ranks.
     World,
@@ -92,6 +96,11 @@ pub enum Value {
     GradRows,
     /// Partial input gradients over the tensor cells, summed and scattered (tp).
     GradPartial,
+    /// Keys and values of a layer: from the context cells of a rank to those of all (forward, and again for backward: kept
+    /// for all they would grow with the context axis).
+    KeyValues(usize),
+    /// Their gradients over the query cells, summed; each rank gets those of its keys.
+    KeyValueGrads(usize),
     /// Softmax statistics of one block of tokens over the vocabulary slices (tp).
     Stats,
     /// Norm and QK-norm gradients of a chunk: summed over the tensor cells, on every rank (tp).
@@ -105,7 +114,7 @@ pub enum Value {
     Activation,
     /// Its gradient (pp).
     ActivationGrad,
-    /// Weight gradients of a chunk over the data cells: summed; on owners only (zero 1) or on all (dp).
+    /// Weight gradients of a chunk over the cells (d, c): summed; on owners only (zero 1) or on all (dp).
     Grads,
     /// The output projection's share of a tied embedding's gradient, swapped for the input's share (pp).
     TiedGrads,

@@ -6,6 +6,7 @@
 //! The order of pipeline work comes from [`schedule`], sizes of messages from [`bytes`],
 //! who updates which state from [`ownership`] and [`state`], and [`cost`] tells how much work it is.
 
+mod axis;
 pub mod bytes;
 pub mod check;
 pub mod cost;

@@ -113,7 +113,7 @@ impl<'a> Lowering<'a> {
 }
 
 /// Most instructions of a layer in one direction.
-const PER_LAYER: usize = 9;
+const PER_LAYER: usize = 12;
 /// Most instructions around the layers of a task, without the token blocks.
 const PER_TASK: usize = 8;
 
@@ -148,6 +148,11 @@ impl List<'_> {
         self.collective(Exchange::AllGather, value, Axis::Tp, self.with.sizes.rows());
     }
 
+    /// Keys and values of the own context cells to those of all.
+    fn gather_keys(&mut self, layer: usize) {
+        self.collective(Exchange::AllGather, Value::KeyValues(layer), Axis::Cp, self.with.sizes.keys());
+    }
+
     /// Partial sums over the tensor cells to sequence slices.
     fn scatter(&mut self, value: Value) {
         self.collective(Exchange::ReduceScatter, value, Axis::Tp, self.with.sizes.partial(self.at.tp));
@@ -157,7 +162,7 @@ impl List<'_> {
         self.chunk + 1 == self.with.layout.chunks()
     }
 
-    /// The rank of `chunk` at this data and tensor position.
+    /// The rank of `chunk` at this data, context and tensor position.
     fn rank_of(&self, chunk: usize) -> usize {
         let layout = self.with.layout;
         layout.rank(Coords { pp: layout.chunk_pp(chunk), ..self.at })
@@ -191,6 +196,10 @@ impl List<'_> {
         for layer in with.layout.stages[self.chunk].clone() {
             self.forward_of(Segment::AttnNorm(layer));
             self.gather(Value::Rows);
+            if with.sizes.has_context() {
+                self.forward_of(Segment::Qkv(layer));
+                self.gather_keys(layer);
+            }
             self.forward_of(Segment::Attn(layer));
             self.scatter(Value::Partial);
             self.forward_of(Segment::MlpNorm(layer));
@@ -206,6 +215,10 @@ impl List<'_> {
         }
         if with.sizes.has_router_counts(with.mode) {
             self.collective(Exchange::AllGather, Value::RouterCounts, Axis::Tp, with.sizes.router_counts(self.chunk));
+            if with.sizes.has_context() {
+                let bytes = with.sizes.router_counts_context(self.chunk);
+                self.collective(Exchange::AllGather, Value::RouterCounts, Axis::Cp, bytes);
+            }
         }
         if !self.is_last() {
             self.send(Value::Activation, self.chunk + 1, with.sizes.activation(with.mode));
@@ -246,7 +259,15 @@ impl List<'_> {
             }
             self.backward_of(Segment::MlpNorm(layer));
             self.gather(Value::GradRows);
-            self.push(Op::Compute(pass, Segment::Attn(layer)));
+            if with.sizes.has_context() {
+                self.gather_keys(layer);
+                self.push(Op::Compute(pass, Segment::Attn(layer)));
+                let bytes = with.sizes.key_grads(self.at.cp);
+                self.collective(Exchange::ReduceScatter, Value::KeyValueGrads(layer), Axis::Cp, bytes);
+                self.push(Op::Compute(pass, Segment::Qkv(layer)));
+            } else {
+                self.push(Op::Compute(pass, Segment::Attn(layer)));
+            }
             self.scatter(Value::GradPartial);
             self.backward_of(Segment::AttnNorm(layer));
         }
@@ -268,6 +289,9 @@ impl List<'_> {
                 self.push(Op::Compute(Pass::BackwardWeight, Segment::Mlp(layer)));
             }
             self.push(Op::Compute(Pass::BackwardWeight, Segment::Attn(layer)));
+            if self.with.sizes.has_context() {
+                self.push(Op::Compute(Pass::BackwardWeight, Segment::Qkv(layer)));
+            }
         }
     }
 
@@ -279,11 +303,11 @@ impl List<'_> {
             self.collective(Exchange::AllGather, Value::Ballot, Axis::World, sizes.ballot_eval(self.at));
             return;
         }
-        let dp = self.at.dp;
+        let holder = layout.holder(self.at);
         for chunk in layout.chunks_of(self.at.pp) {
             self.chunk = chunk;
             let exchange = grads_exchange(model, layout, chunk);
-            self.collective(exchange, Value::Grads, Axis::Dp, sizes.grads(chunk, dp, exchange));
+            self.collective(exchange, Value::Grads, Axis::Dp, sizes.grads(chunk, holder, exchange));
         }
         if tied_apart(model, layout) {
             // Both chunks may lie on this rank: it sends before it receives.
@@ -309,7 +333,7 @@ impl List<'_> {
         if layout.zero == 1 {
             for chunk in layout.chunks_of(self.at.pp) {
                 self.chunk = chunk;
-                self.collective(Exchange::AllGather, Value::Params, Axis::Dp, sizes.params(chunk, dp));
+                self.collective(Exchange::AllGather, Value::Params, Axis::Dp, sizes.params(chunk, holder));
             }
         }
     }

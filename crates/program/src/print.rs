@@ -33,11 +33,11 @@ const WEIGHTS: &[u8; 10] = b"ABCDEFGHIJ";
 ///
 /// A digit is the forward of the unit of that number, counted from 0 on the rank; the letter
 /// with the same place in the alphabet is its backward, where it is in parts small for the input part and large for the
-/// weight part; `.` is idle. Tensor positions do the
+/// weight part; `.` is idle. Context and tensor positions do the
 /// same at the same time: only the first is shown. A column is the longest time that divides
 /// all others.
 pub fn gantt(report: &Report, grid: &Grid, layout: &Layout, limits: Limits) -> String {
-    let rows: Vec<&RankReport> = report.ranks.iter().step_by(layout.tp).collect();
+    let rows: Vec<&RankReport> = report.ranks.iter().step_by(layout.cp * layout.tp).collect();
     let times = rows.iter().flat_map(|r| &r.spans).flat_map(|s| [s.start, s.end]);
     let tick = times.fold(0, gcd).max(1);
     let columns = (report.ticks / tick) as usize;
@@ -64,6 +64,9 @@ pub fn gantt(report: &Report, grid: &Grid, layout: &Layout, limits: Limits) -> S
     }
     if layout.tp > 1 {
         let _ = writeln!(text, "each row stands for its {} tensor positions", layout.tp);
+    }
+    if layout.cp > 1 {
+        let _ = writeln!(text, "each row stands for its {} context positions", layout.cp);
     }
     if columns > shown {
         let _ = writeln!(text, "{} more columns are left out", columns - shown);
@@ -223,7 +226,7 @@ mod tests {
         let report = crate::check(&programs, &model, &grid, &layout, 32, Mode::Train).unwrap();
         let text = table(&report, limits);
         assert!(text.contains("1 more ranks are left out"), "{text}");
-        assert!(text.contains("all 2 ranks: sent tp 0 B, pp 0 B, dp "), "{text}");
+        assert!(text.contains("all 2 ranks: sent tp 0 B, cp 0 B, pp 0 B, dp "), "{text}");
         assert_eq!([size(0), size(999), size(1_000), size(2_500_000)], ["0 B", "999 B", "1.0 kB", "2.5 MB"]);
     }
 }

@@ -26,6 +26,7 @@ pub fn model(layers: usize) -> Model {
 pub fn request([dp, tp, pp]: [usize; 3], schedule: Schedule, vpp: Option<usize>) -> LayoutRequest {
     LayoutRequest {
         dp,
+        cp: 1,
         tp,
         pp,
         vpp,

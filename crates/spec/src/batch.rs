@@ -36,6 +36,7 @@ impl Run {
         let train = train(&values)?;
         let (microbatch, tp) = (values.need("grid.microbatch")?, values.need("grid.tp")?);
         let grid = Grid::new(model, batch, train.seq, microbatch, values.int("grid.dp"), tp)?;
+        let grid = grid.with_context(values.int("grid.cp").unwrap_or(1), train.seq)?;
         let layout = Layout::resolve(&layout_request(&values)?, &grid, model, cores)?;
         // The tokens are given, whatever their vocabulary.
         let any_vocabulary = Model { vocab: usize::MAX, ..model.clone() };

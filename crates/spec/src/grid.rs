@@ -177,6 +177,35 @@ impl Grid {
         Ok(Self { dp, cp: 1, tp, microbatch, microbatches: per_step / dp })
     }
 
+    /// The same grid with `cp` context cells, for sequences of `seq` tokens.
+    ///
+    /// # Errors
+    /// If 2 x `cp` x `grid.tp` does not divide `seq`.
+    pub fn with_context(self, cp: usize, seq: usize) -> Result<Self, SpecError> {
+        let Self { tp, .. } = self;
+        let factors = format!("train.seq {seq}, grid.cp {cp}, grid.tp {tp}");
+        if cp == 0 {
+            return Err(SpecError::law("grid.cp = 0", factors, "set grid.cp to at least 1, or leave it unset"));
+        }
+        let parts = 2usize.saturating_mul(cp).saturating_mul(tp);
+        if !seq.is_multiple_of(parts) {
+            // The law of the grid without context cells: 2 tp divides seq.
+            let ok = divisors(seq / (2 * tp));
+            let longer = seq.div_ceil(parts).checked_mul(parts);
+            return Err(SpecError::law(
+                format!(
+                    "2 x grid.cp x grid.tp = {parts} does not divide train.seq = {seq}: a sequence is cut into 2 chunks per context cell, and these into tensor slices"
+                ),
+                factors,
+                format!(
+                    "set grid.cp to one of {ok:?}{}",
+                    longer.map_or(String::new(), |n| format!(", or train.seq to a multiple of {parts}, such as {n}"))
+                ),
+            ));
+        }
+        Ok(Self { cp, ..self })
+    }
+
     /// Leaves of the tree over the cells (d, c).
     pub fn leaves(&self) -> usize {
         self.dp * self.cp

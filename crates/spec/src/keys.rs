@@ -119,9 +119,11 @@ keys! {
     "train.sample_temperature" Float "0.8" false "divides the logits; 0: the most likely token";
     "train.sample_top_k" Int "40" false "tokens that may be drawn";
     "grid.dp" Int "" true "data cells; unset: the largest power of two, at most 16, that divides the microbatches of a step";
+    "grid.cp" Int "" true "context cells: each sequence in so many parts of two chunks; unset: 1";
     "grid.tp" Int "1" true "tensor cells";
     "grid.microbatch" Int "1" true "sequences per microbatch";
     "layout.dp" Int "1" false "ranks on the data axis";
+    "layout.cp" Int "1" false "ranks on the context axis; divides grid.cp";
     "layout.tp" Int "1" false "ranks on the tensor axis";
     "layout.pp" Int "1" false "ranks on the pipeline axis";
     "layout.vpp" Int "" false "chunks per rank (2 for interleaved, zbv and dualpipe-v unless set)";

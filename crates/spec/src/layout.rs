@@ -62,6 +62,8 @@ words!(Pin: Auto = "auto", Off = "off");
 pub struct LayoutRequest {
     /// `layout.dp`
     pub dp: usize,
+    /// `layout.cp`
+    pub cp: usize,
     /// `layout.tp`
     pub tp: usize,
     /// `layout.pp`
@@ -97,6 +99,8 @@ pub struct LayoutRequest {
 pub struct Coords {
     /// Position on the data axis.
     pub dp: usize,
+    /// Position on the context axis.
+    pub cp: usize,
     /// Position on the pipeline axis.
     pub pp: usize,
     /// Position on the tensor axis.
@@ -108,6 +112,8 @@ pub struct Coords {
 pub struct Layout {
     /// Ranks on the data axis.
     pub dp: usize,
+    /// Ranks on the context axis.
+    pub cp: usize,
     /// Ranks on the tensor axis.
     pub tp: usize,
     /// Ranks on the pipeline axis.
@@ -146,7 +152,7 @@ impl Layout {
     pub fn resolve(request: &LayoutRequest, grid: &Grid, model: &Model, cores: usize) -> Result<Self, SpecError> {
         let law = Law { request, grid, model };
         law.positive()?;
-        let LayoutRequest { dp, tp, pp, schedule, zero, .. } = *request;
+        let LayoutRequest { dp, cp, tp, pp, schedule, zero, .. } = *request;
         if dp > grid.dp {
             return Err(law.broken(
                 format!("layout.dp = {dp} needs at least {dp} data cells, but grid.dp = {}", grid.dp),
@@ -154,6 +160,15 @@ impl Layout {
                     "set layout.dp to at most {}, or raise grid.dp (a divisor of the {} microbatches of a step; it changes the numbers)",
                     grid.dp,
                     grid.dp * grid.microbatches
+                ),
+            ));
+        }
+        if !grid.cp.is_multiple_of(cp) {
+            return Err(law.broken(
+                format!("layout.cp = {cp} does not divide grid.cp = {}", grid.cp),
+                format!(
+                    "set layout.cp to one of {:?}, or raise grid.cp to a multiple of {cp} (it changes the numbers)",
+                    divisors(grid.cp)
                 ),
             ));
         }
@@ -178,7 +193,7 @@ impl Layout {
         let cells = law.split("layout.cells", request.cells.as_deref(), dp, grid.dp, "data cells")?;
         law.orders(&cells)?;
         let stages = law.split("layout.stages", request.stages.as_deref(), pp * vpp, model.layers, "layers")?;
-        let world = dp * tp * pp;
+        let world = dp * cp * tp * pp;
         if let Some(per_host) = request.ranks_per_host
             && !world.is_multiple_of(per_host)
         {
@@ -196,6 +211,7 @@ impl Layout {
         let LayoutRequest { transport, pin, .. } = *request;
         Ok(Self {
             dp,
+            cp,
             tp,
             pp,
             vpp,
@@ -215,7 +231,7 @@ impl Layout {
 
     /// Number of ranks.
     pub fn world(&self) -> usize {
-        self.dp * self.tp * self.pp
+        self.dp * self.cp * self.tp * self.pp
     }
 
     /// Chunks of layers in the whole pipeline.
@@ -223,14 +239,41 @@ impl Layout {
         self.pp * self.vpp
     }
 
-    /// The rank at `at`: tensor innermost, then pipeline, data outermost.
+    /// The rank at `at`: tensor innermost, then context, pipeline, data outermost.
     pub fn rank(&self, at: Coords) -> usize {
-        (at.dp * self.pp + at.pp) * self.tp + at.tp
+        ((at.dp * self.pp + at.pp) * self.cp + at.cp) * self.tp + at.tp
     }
 
     /// Where `rank` stands.
     pub fn coords(&self, rank: usize) -> Coords {
-        Coords { dp: rank / (self.pp * self.tp), pp: rank / self.tp % self.pp, tp: rank % self.tp }
+        let (line, tp) = (rank / self.tp, rank % self.tp);
+        Coords { dp: line / self.cp / self.pp, cp: line % self.cp, pp: line / self.cp % self.pp, tp }
+    }
+
+    /// Ranks that hold the same parameters: all positions on the data and context axes.
+    pub fn holders(&self) -> usize {
+        self.dp * self.cp
+    }
+
+    /// The number of `at` among them: context fastest.
+    pub fn holder(&self, at: Coords) -> usize {
+        at.dp * self.cp + at.cp
+    }
+
+    /// The context cells of context position `cp`, of the grid's `cells`.
+    pub fn context_cells(&self, cp: usize, cells: usize) -> Range<usize> {
+        let each = cells / self.cp;
+        cp * each..(cp + 1) * each
+    }
+
+    /// The leaves of the tree over the cells (d, c) that each holder has, ascending.
+    pub fn leaves(&self, grid: &Grid) -> Vec<Vec<Range<usize>>> {
+        let of = |holder: usize| {
+            let contexts = self.context_cells(holder % self.cp, grid.cp);
+            let cells = self.cells[holder / self.cp].clone();
+            cells.map(move |d| d * grid.cp + contexts.start..d * grid.cp + contexts.end).collect()
+        };
+        (0..self.holders()).map(of).collect()
     }
 
     /// The tensor cells of tensor position `tp`, of the grid's `cells`.
@@ -263,7 +306,11 @@ impl Layout {
 impl fmt::Display for Layout {
     /// One line, such as `dp2 x tp2 x pp2 1f1b zero1 shm`.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "dp{} x tp{} x pp{}", self.dp, self.tp, self.pp)?;
+        write!(f, "dp{} x ", self.dp)?;
+        if self.cp > 1 {
+            write!(f, "cp{} x ", self.cp)?;
+        }
+        write!(f, "tp{} x pp{}", self.tp, self.pp)?;
         if self.pp > 1 {
             write!(f, " {}", self.schedule)?;
             if self.vpp > 1 {
@@ -294,14 +341,16 @@ impl Law<'_> {
         let r = self.request;
         let vpp = r.vpp.map_or("unset".into(), |v| v.to_string());
         let factors = format!(
-            "layout.dp {} x layout.tp {} x layout.pp {} = {} ranks, layout.vpp {vpp}, schedule {}, zero {}; grid.dp {}, grid.tp {}, {} microbatches of {} sequences per cell; {} layers, {} heads, {} kv_heads",
+            "layout.dp {} x layout.cp {} x layout.tp {} x layout.pp {} = {} ranks, layout.vpp {vpp}, schedule {}, zero {}; grid.dp {}, grid.cp {}, grid.tp {}, {} microbatches of {} sequences per cell; {} layers, {} heads, {} kv_heads",
             r.dp,
+            r.cp,
             r.tp,
             r.pp,
-            r.dp.saturating_mul(r.tp).saturating_mul(r.pp),
+            r.dp.saturating_mul(r.cp).saturating_mul(r.tp).saturating_mul(r.pp),
             r.schedule,
             r.zero,
             self.grid.dp,
+            self.grid.cp,
             self.grid.tp,
             self.grid.microbatches,
             self.grid.microbatch,
@@ -316,6 +365,7 @@ impl Law<'_> {
         let r = self.request;
         let keys = [
             ("layout.dp", Some(r.dp)),
+            ("layout.cp", Some(r.cp)),
             ("layout.tp", Some(r.tp)),
             ("layout.pp", Some(r.pp)),
             ("layout.vpp", r.vpp),

@@ -193,6 +193,7 @@ impl Run {
         let batch = values.need("train.batch")?;
         let (microbatch, tp) = (values.need("grid.microbatch")?, values.need("grid.tp")?);
         let grid = Grid::new(&model, batch, train.seq, microbatch, values.int("grid.dp"), tp)?;
+        let grid = grid.with_context(values.int("grid.cp").unwrap_or(1), train.seq)?;
         let request = layout_request(&values)?;
         let layout = Layout::resolve(&request, &grid, &model, cores)?;
         let data = data(&values, &model)?;
@@ -239,6 +240,7 @@ pub(crate) fn layout_request(values: &Values) -> Result<LayoutRequest, SpecError
     let schedule = word::<Schedule>(values, "layout.schedule")?;
     Ok(LayoutRequest {
         dp: values.need("layout.dp")?,
+        cp: values.need("layout.cp")?,
         tp: values.need("layout.tp")?,
         pp: values.need("layout.pp")?,
         vpp: values.int("layout.vpp"),

@@ -80,6 +80,16 @@ pub struct Registers {
     pub grad: Option<Vec<f32>>,
     /// The same, all rows; `None` in a group of one, where `grad` has them all.
     pub grad_rows: Option<Vec<f32>>,
+    /// With context cells: keys and values of all of them, [2, data cell, sequence, position, width].
+    pub keys: Option<Vec<f32>>,
+    /// Gradients of the own queries (backward).
+    pub d_q: Option<Vec<f32>>,
+    /// Gradients of all keys and values, subtrees over the query cells.
+    pub key_partials: Option<Partials>,
+    /// Gradients of the own keys and values.
+    pub d_keys: Option<[Vec<f32>; 2]>,
+    /// Token counts of the chunk's routers over the tensor positions, on their way over the context positions.
+    pub router_counts: Option<Vec<f32>>,
     /// Norm gradients per hosted tensor cell: by lane, the chunk's norms side by side.
     pub norm_leaves: Vec<Vec<f32>>,
     /// Logits of the block under way, one buffer per hosted cell.
@@ -93,22 +103,28 @@ pub struct Registers {
 impl Registers {
     /// True if nothing is in flight; statistics are scratch that the next block overwrites.
     pub fn is_empty(&self) -> bool {
-        let Self { x, normed, rows, partials, reduced, grad, grad_rows, norm_leaves, logits, stats: _, head_partials } =
-            self;
-        [x, normed, rows, reduced, grad, grad_rows].into_iter().all(Option::is_none)
-            && partials.is_none()
+        let Self { x, normed, rows, partials, reduced, grad, grad_rows, norm_leaves, logits, head_partials, .. } = self;
+        let Self { keys, d_q, key_partials, d_keys, router_counts, stats: _, .. } = self;
+        [x, normed, rows, reduced, grad, grad_rows, keys, d_q, router_counts].into_iter().all(Option::is_none)
+            && [partials, key_partials].into_iter().all(Option::is_none)
+            && d_keys.is_none()
             && [norm_leaves, logits].into_iter().all(Vec::is_empty)
             && head_partials.is_empty()
     }
 }
 
-/// What the input part of the attention's backward leaves for its weight part.
+/// What the input part of the attention's backward leaves for the gradient of its output projection.
 #[derive(Debug, Default)]
 pub struct AttnWeights {
     /// Gradient of the residual stream, all rows.
     pub dy: Vec<f32>,
     /// Attention output.
     pub o: Vec<f32>,
+}
+
+/// What it leaves for the gradients of query, key and value projections.
+#[derive(Debug, Default)]
+pub struct QkvWeights {
     /// Normed rows, all.
     pub n: Vec<f32>,
     /// Gradients of queries, keys and values.
@@ -171,6 +187,8 @@ pub struct LayerSaved {
     pub routed: Option<Routed>,
     /// Left by the input part of the attention's backward.
     pub attn_weights: Option<AttnWeights>,
+    /// Likewise.
+    pub qkv_weights: Option<QkvWeights>,
     /// Left by the input part of the feed-forward's backward.
     pub mlp_weights: Option<MlpWeights>,
 }
@@ -180,11 +198,12 @@ impl LayerSaved {
         let Self { x_attn, inv_attn, n_attn, qk_raw, qk_inv, q, k, v, o, lse, x_mlp, inv_mlp, n_mlp, gate, up, .. } =
             self;
         let pairs = qk_raw.iter().chain(qk_inv).flatten();
-        let attn = self.attn_weights.iter().flat_map(|w| [&w.dy, &w.o, &w.n, &w.dq, &w.dk, &w.dv]);
+        let attn = self.attn_weights.iter().flat_map(|w| [&w.dy, &w.o]);
+        let qkv = self.qkv_weights.iter().flat_map(|w| [&w.n, &w.dq, &w.dk, &w.dv]);
         let mlp = self.mlp_weights.iter().flat_map(|w| [&w.dy, &w.act, &w.n, &w.d_gate, &w.d_up]);
         let plain = [x_attn, inv_attn, n_attn, q, k, v, o, lse, x_mlp, inv_mlp, n_mlp, gate, up];
         let routed = self.routed.iter().flat_map(|r| r.shared.iter().chain([&r.scores]));
-        plain.into_iter().chain(pairs).chain(attn).chain(mlp).chain(routed)
+        plain.into_iter().chain(pairs).chain(attn).chain(qkv).chain(mlp).chain(routed)
     }
 
     /// All it keeps, for reuse.
@@ -192,11 +211,12 @@ impl LayerSaved {
         let Self { x_attn, inv_attn, n_attn, qk_raw, qk_inv, q, k, v, o, lse, x_mlp, inv_mlp, n_mlp, gate, up, .. } =
             self;
         let pairs = qk_raw.into_iter().chain(qk_inv).flatten();
-        let attn = self.attn_weights.into_iter().flat_map(|w| [w.dy, w.o, w.n, w.dq, w.dk, w.dv]);
+        let attn = self.attn_weights.into_iter().flat_map(|w| [w.dy, w.o]);
+        let qkv = self.qkv_weights.into_iter().flat_map(|w| [w.n, w.dq, w.dk, w.dv]);
         let mlp = self.mlp_weights.into_iter().flat_map(|w| [w.dy, w.act, w.n, w.d_gate, w.d_up]);
         let plain = [x_attn, inv_attn, n_attn, q, k, v, o, lse, x_mlp, inv_mlp, n_mlp, gate, up];
         let routed = self.routed.into_iter().flat_map(|r| r.shared.into_iter().chain([r.scores]));
-        plain.into_iter().chain(pairs).chain(attn).chain(mlp).chain(routed)
+        plain.into_iter().chain(pairs).chain(attn).chain(qkv).chain(mlp).chain(routed)
     }
 
     /// Size of all it keeps.

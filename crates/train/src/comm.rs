@@ -4,7 +4,7 @@ use std::collections::HashMap;
 
 use fabric::{Endpoint, FabricError, Group, ReducePlan};
 use program::{Axis, Value};
-use spec::{Coords, Layout};
+use spec::Layout;
 
 use crate::buffers::{Partials, Pool};
 use crate::place::Place;
@@ -13,16 +13,27 @@ use crate::place::Place;
 pub struct Comm {
     /// The fabric.
     pub endpoint: Endpoint,
-    /// Same data and pipeline position.
+    /// Same data, context and pipeline position.
     pub tp: Group,
+    /// Same data, pipeline and tensor position.
+    pub cp: Group,
     /// Same pipeline and tensor position.
     pub dp: Group,
     /// All.
     pub world: Group,
-    /// Same data and tensor position; one channel per value and sending chunk.
+    /// Same data, context and tensor position; one channel per value and sending chunk.
     pipes: HashMap<(Value, usize), Group>,
     /// By number of lanes.
     rows: HashMap<usize, RowPlans>,
+    /// By number of data cells: the sum over the context cells; its parts are where the keys of each rank stand.
+    keys: HashMap<usize, ReducePlan>,
+}
+
+/// The sum of key gradients over the context cells, of a unit with `cells` data cells.
+fn key_plan(layout: &Layout, place: &Place, cells: usize) -> ReducePlan {
+    let contexts: Vec<_> = (0..layout.cp).map(|c| layout.context_cells(c, place.grid_cp)).collect();
+    let parts = contexts.iter().map(|contexts| place.key_parts(cells, contexts.clone())).collect();
+    ReducePlan { parts, ..ReducePlan::new(place.grid_cp, contexts, Vec::new()) }
 }
 
 /// How the rows of a unit are cut over the tensor group.
@@ -48,16 +59,6 @@ impl RowPlans {
 impl Comm {
     /// The groups of the rank at `place`.
     pub fn new(endpoint: Endpoint, layout: &Layout, place: &Place) -> Self {
-        let Coords { dp, pp, tp } = place.at;
-        let ranks = |of: &dyn Fn(usize) -> Coords, n: usize| -> Vec<u32> {
-            (0..n).map(|i| layout.rank(of(i)) as u32).collect()
-        };
-        let mut next = 1u32;
-        let mut ids = |count: usize, mine: usize| {
-            let id = next + mine as u32;
-            next += count as u32;
-            id
-        };
         let hosted = |group: Group| match layout.ranks_per_host {
             Some(_) => {
                 let hosts = group.ranks.iter().map(|r| layout.host(*r as usize) as u32).collect();
@@ -65,28 +66,35 @@ impl Comm {
             }
             None => group,
         };
-        let world = hosted(Group::new(0, "world", (0..layout.world() as u32).collect()));
-        let tp_id = ids(layout.dp * layout.pp, dp * layout.pp + pp);
-        let tp_group = hosted(Group::new(tp_id, "tp", ranks(&|i| Coords { tp: i, ..place.at }, layout.tp)));
-        let dp_id = ids(layout.pp * layout.tp, pp * layout.tp + tp);
-        let dp_group = hosted(Group::new(dp_id, "dp", ranks(&|i| Coords { dp: i, ..place.at }, layout.dp)));
-        let line = ranks(&|i| Coords { pp: i, ..place.at }, layout.pp);
+        // A kind of group takes as many numbers as there are ranks: the lowest member tells its groups apart.
+        let mut kinds = 0;
+        let mut group = |axis: Axis, name: &str| {
+            let ranks: Vec<u32> = axis.members(layout, place.at).map(|rank| rank as u32).collect();
+            let id = kinds * layout.world() as u32 + ranks[0];
+            kinds += 1;
+            Group::new(id, name, ranks)
+        };
+        let world = hosted(group(Axis::World, "world"));
+        let tp = hosted(group(Axis::Tp, "tp"));
+        let cp = hosted(group(Axis::Cp, "cp"));
+        let dp = hosted(group(Axis::Dp, "dp"));
         let mut pipes = HashMap::new();
         for value in [Value::Activation, Value::ActivationGrad, Value::TiedGrads] {
             for chunk in 0..layout.chunks() {
-                let id = ids(layout.dp * layout.tp, dp * layout.tp + tp);
-                pipes.insert((value, chunk), Group::new(id, "pp", line.clone()));
+                pipes.insert((value, chunk), group(Axis::Pp, "pp"));
             }
         }
         let lanes = place.contexts.len();
         let rows = HashMap::from([(lanes, RowPlans::new(layout, place, lanes))]);
-        Self { endpoint, tp: tp_group, dp: dp_group, world, pipes, rows }
+        let keys = HashMap::from([(1, key_plan(layout, place, 1))]);
+        Self { endpoint, tp, cp, dp, world, pipes, rows, keys }
     }
 
     /// The group of an axis; pipes have their own.
     pub fn group(&self, axis: Axis) -> &Group {
         match axis {
             Axis::Tp => &self.tp,
+            Axis::Cp => &self.cp,
             Axis::Dp => &self.dp,
             Axis::Pp | Axis::World => &self.world,
         }
@@ -118,6 +126,35 @@ impl Comm {
         let mut full = pool.take(local.len() * self.tp.len());
         self.endpoint.all_gather(&self.tp, &self.rows[&lanes].parts, local, &mut full)?;
         Ok(full)
+    }
+
+    /// Local keys and values, [2, lane, ...], to those of all context cells, [2, data cell, sequence, position, width].
+    ///
+    /// # Errors
+    /// The fabric's.
+    pub fn gather_keys(&self, pool: &mut Pool, cells: usize, local: &[f32]) -> Result<Vec<f32>, FabricError> {
+        let mut full = pool.take(local.len() * self.cp.len());
+        self.endpoint.all_gather(&self.cp, &self.keys[&cells].parts, local, &mut full)?;
+        Ok(full)
+    }
+
+    /// Gradients of all keys and values, finished subtrees over the context cells, added in tree order: those of the
+    /// local ones.
+    ///
+    /// # Errors
+    /// The fabric's.
+    pub fn scatter_key_grads(
+        &self,
+        pool: &mut Pool,
+        cells: usize,
+        partials: Partials,
+    ) -> Result<Vec<f32>, FabricError> {
+        let plan = &self.keys[&cells];
+        let mine: Vec<_> = partials.iter().map(|(node, data)| (node.clone(), data.as_slice())).collect();
+        let mut out = pool.take(plan.part_len(self.cp.member(self.endpoint.rank()).expect("a member")));
+        self.endpoint.reduce_scatter(&self.cp, plan, &mine, &mut out)?;
+        partials.into_iter().for_each(|(_, buffer)| pool.give(buffer));
+        Ok(out)
     }
 
     /// Partial sums over the tensor cells, added in tree order, scattered to local rows.

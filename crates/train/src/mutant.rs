@@ -49,6 +49,9 @@ macro_rules! mutants {
 }
 
 mutants! {
+    KeyGradsRotated "key-grads-rotated" "key gradients of the hosted context cells added one place further round";
+    ChunkOfNext "chunk-of-next" "a context cell has the chunks of the next one";
+    MaskByLocal "mask-by-local" "causal masks by the position among the queries of a context cell instead of the sequence";
     RanksAsLeaves "ranks-as-leaves" "gradients over dp: a tree over ranks instead of the tree over data cells";
     MicrobatchesReversed "microbatches-reversed" "microbatches of a data cell accumulated last to first";
     NormOwnSlice "norm-own-slice" "norm gradients not reduced over the tensor ranks";
@@ -79,9 +82,14 @@ impl FromStr for Mutant {
     }
 }
 
-/// One place further round for [`Mutant::PartialsRotated`] and [`Mutant::SoftmaxRotated`].
+/// One place further round for [`Mutant::PartialsRotated`], [`Mutant::SoftmaxRotated`] and [`Mutant::KeyGradsRotated`].
 pub(crate) fn rotated(on: bool, i: usize, count: usize) -> usize {
     (i + usize::from(on)) % count
+}
+
+/// [`Mutant::ChunkOfNext`].
+pub(crate) fn context(mutant: Option<Mutant>, context: usize, cells: usize) -> usize {
+    rotated(mutant == Some(Mutant::ChunkOfNext), context, cells)
 }
 
 /// [`Mutant::MicrobatchesReversed`].

@@ -153,7 +153,7 @@ fn gather(parts: &[Vec<u8>]) -> Result<Vec<FileEntry>, String> {
 fn own_pieces<'e>(executor: &'e Executor) -> Vec<PieceRef<'e>> {
     let mut pieces = Vec::new();
     for state in executor.chunks.values() {
-        let mine = &state.owners[executor.place.at.dp];
+        let mine = &state.owners[executor.place.holder];
         for (kind, data, range) in kinds(state) {
             for (held, slice, elements, at) in state.pieces(mine) {
                 let replica = held.tensor.cut == Cut::Whole && executor.place.at.tp > 0;

@@ -2,6 +2,7 @@
 
 use std::ops::Range;
 
+use kernels::Queries;
 use spec::grid::zigzag;
 use spec::{Coords, Grid, Lanes, Layout, Model, Unit};
 
@@ -11,6 +12,8 @@ use spec::{Coords, Grid, Lanes, Layout, Model, Unit};
 pub struct Place {
     /// The rank.
     pub rank: usize,
+    /// Its number among the ranks that hold the same parameters.
+    pub holder: usize,
     /// Its coordinates.
     pub at: Coords,
     /// Its context cells, of `grid_cp`.
@@ -53,8 +56,9 @@ impl Place {
         let at = layout.coords(rank);
         Self {
             rank,
+            holder: layout.holder(at),
             at,
-            contexts: 0..grid.cp,
+            contexts: layout.context_cells(at.cp, grid.cp),
             grid_cp: grid.cp,
             cells: layout.tensor_cells(at.tp, grid.tp),
             grid_tp: grid.tp,
@@ -163,6 +167,22 @@ impl Place {
         };
         let sequences = lanes * self.batch;
         (0..self.tp).map(|member| (0..sequences).map(|s| part(member, s)).collect()).collect()
+    }
+
+    /// The positions of a sequence whose queries context cell `context` has.
+    pub fn queries(&self, context: usize) -> Queries {
+        Queries::spans(zigzag(context, self.grid_cp, self.seq))
+    }
+
+    /// Which elements of whole keys and values, [2, data cell, sequence, position, width], the context cells `contexts`
+    /// have, in the order of the lanes of a unit with `cells` data cells: first all keys, then all values.
+    pub fn key_parts(&self, cells: usize, contexts: Range<usize>) -> Vec<Range<usize>> {
+        let (width, rows) = (self.kv_width(), self.batch * self.seq);
+        let of = |(cell, context): (usize, usize)| {
+            self.rows_of_context(context).map(move |r| (cell * rows + r.start) * width..(cell * rows + r.end) * width)
+        };
+        let both = Lanes { cells: 0..2 * cells, contexts };
+        both.iter().flat_map(of).collect()
     }
 
     /// First token id of hosted cell `i`, and how many of its rows are real.

@@ -40,9 +40,10 @@ pub fn continue_text(
     sampling: Sampling,
     simd: Simd,
 ) -> Result<String, TrainError> {
-    let alone: Vec<String> = ["layout.dp=1", "layout.tp=1", "layout.pp=1", "layout.vpp=1", "layout.schedule=1f1b"]
-        .map(String::from)
-        .to_vec();
+    let alone: Vec<String> =
+        ["layout.dp=1", "layout.cp=1", "layout.tp=1", "layout.pp=1", "layout.vpp=1", "layout.schedule=1f1b"]
+            .map(String::from)
+            .to_vec();
     let mut values = run.values.to_toml();
     // Explicit splits do not fit one rank.
     values = values

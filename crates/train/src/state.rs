@@ -116,7 +116,7 @@ impl ChunkState {
         let one_copy = run.model.tied && layout.chunks() == 1;
         let tied_output = one_copy.then(|| at..at + held[index[&(0, Role::Embed)]].at.len());
         let lens = program::state::slice_lens(&run.model, &run.grid, layout, chunk);
-        let owners = program::owners(&lens, layout.dp);
+        let owners = program::owners(&lens, layout.holders());
         let parts = owners
             .iter()
             .map(|owned| {
@@ -131,7 +131,7 @@ impl ChunkState {
                 part
             })
             .collect();
-        let owned = if layout.zero == 0 { 0..at } else { owners[place.at.dp].clone() };
+        let owned = if layout.zero == 0 { 0..at } else { owners[place.holder].clone() };
         let moments = owned.len();
         let grads = at + tied_output.as_ref().map_or(0, Range::len);
         let mut slice_at = BTreeMap::new();

@@ -55,6 +55,19 @@ fn tied_with_qk_norm() {
 }
 
 #[test]
+fn context_cells() {
+    let layouts: &[&[&str]] = &[
+        &["layout.cp=2"],
+        &["layout.dp=2", "layout.cp=2", "layout.zero=1"],
+        &["layout.cp=2", "layout.tp=2", "layout.pp=2"],
+        &["layout.cp=2", "layout.pp=2", "layout.schedule=zb-h1"],
+        &["layout.dp=3"],
+    ];
+    all_equal(&["grid.cp=2", "model.qk_norm=true"], layouts);
+    all_equal(&["grid.cp=4", "model.tied=true"], &[&["layout.cp=4"], &["layout.cp=2", "layout.dp=2"]]);
+}
+
+#[test]
 fn without_masks_and_with_larger_microbatches() {
     all_equal(&["data.masks=false", "grid.microbatch=2"], &LAYOUTS[..6]);
 }
@@ -78,4 +91,5 @@ fn the_grid_does_change_the_numbers() {
     let base = outcome(&[]).0;
     assert_ne!(outcome(&["grid.dp=2"]).0, base);
     assert_ne!(outcome(&["grid.tp=1"]).0, base);
+    assert_ne!(outcome(&["grid.cp=2"]).0, base);
 }

@@ -6,8 +6,10 @@ use spec::Run;
 /// A model of [`spec::model::PRESETS`] with the batch of a step.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Shape {
-    /// The preset.
+    /// Its name on the command line and in the table.
     pub name: &'static str,
+    /// The preset.
+    pub preset: &'static str,
     /// Tokens per sequence.
     pub seq: usize,
     /// Sequences per step.
@@ -15,10 +17,11 @@ pub struct Shape {
 }
 
 /// All shapes.
-pub const SHAPES: [Shape; 3] = [
-    Shape { name: "S", seq: 128, batch: 16 },
-    Shape { name: "M", seq: 256, batch: 8 },
-    Shape { name: "L", seq: 256, batch: 4 },
+pub const SHAPES: [Shape; 4] = [
+    Shape { name: "S", preset: "S", seq: 128, batch: 16 },
+    Shape { name: "M", preset: "M", seq: 256, batch: 8 },
+    Shape { name: "L", preset: "L", seq: 256, batch: 4 },
+    Shape { name: "long", preset: "M", seq: 2048, batch: 1 },
 ];
 
 /// A layout, and how the peer does the same.
@@ -28,6 +31,8 @@ pub struct Mode {
     pub name: &'static str,
     /// Ranks on the data axis.
     pub dp: usize,
+    /// Ranks on the context axis.
+    pub cp: usize,
     /// Ranks on the tensor axis.
     pub tp: usize,
     /// Pipeline stages.
@@ -43,22 +48,29 @@ pub struct Mode {
 /// Microbatches of a step through the pipeline.
 const PIPELINE_MICROBATCHES: usize = 4;
 
-const ALONE: Mode = Mode { name: "", dp: 1, tp: 1, pp: 1, zero: 0, threads: 1, variants: &["eager", "compiled"] };
+const ALONE: Mode =
+    Mode { name: "", dp: 1, cp: 1, tp: 1, pp: 1, zero: 0, threads: 1, variants: &["eager", "compiled"] };
 
 /// All modes.
-pub const MODES: [Mode; 6] = [
+pub const MODES: [Mode; 7] = [
     Mode { name: "1x1", ..ALONE },
     Mode { name: "1x2", threads: 2, ..ALONE },
     Mode { name: "dp2-zero0", dp: 2, variants: &["ddp"], ..ALONE },
     Mode { name: "dp2-zero1", dp: 2, zero: 1, variants: &["zero", "fsdp2"], ..ALONE },
     Mode { name: "tp2", tp: 2, variants: &["dtensor"], ..ALONE },
     Mode { name: "pp2", pp: 2, variants: &["gpipe", "1f1b"], ..ALONE },
+    Mode { name: "cp2", cp: 2, variants: &[], ..ALONE },
 ];
 
 impl Mode {
     /// Ranks.
     pub fn ranks(&self) -> usize {
-        self.dp * self.tp * self.pp
+        self.dp * self.cp * self.tp * self.pp
+    }
+
+    /// True if `shape` is measured in this mode: one long sequence has only its context to share out.
+    pub fn fits(&self, shape: &Shape) -> bool {
+        if shape.batch == 1 { self.dp * self.tp * self.pp == 1 } else { self.cp == 1 }
     }
 
     /// Cores that it keeps busy.
@@ -72,9 +84,11 @@ impl Mode {
         let set = |key: &str, value: usize| format!("{key}={value}");
         vec![
             set("grid.dp", self.dp),
+            set("grid.cp", self.cp),
             set("grid.tp", self.tp),
             set("grid.microbatch", shape.batch / self.dp / microbatches),
             set("layout.dp", self.dp),
+            set("layout.cp", self.cp),
             set("layout.tp", self.tp),
             set("layout.pp", self.pp),
             set("layout.zero", self.zero),
@@ -86,9 +100,9 @@ impl Mode {
 impl Shape {
     /// The run file of `steps` steps on synthetic data: no validation, a checkpoint only at the end.
     pub fn run_file(&self, steps: u64) -> String {
-        let Self { name, seq, batch } = self;
+        let Self { preset, seq, batch, .. } = self;
         format!(
-            "[model]\npreset = \"{name}\"\n\n[data]\nsource = \"synthetic\"\neod = false\n\n\
+            "[model]\npreset = \"{preset}\"\n\n[data]\nsource = \"synthetic\"\neod = false\n\n\
              [train]\nsteps = {steps}\nbatch = {batch}\nseq = {seq}\neval_sequences = 0\n"
         )
     }
@@ -124,8 +138,8 @@ mod tests {
     #[test]
     fn every_shape_has_every_mode() {
         for shape in SHAPES {
-            for mode in MODES {
-                let run = shape.run(&mode).unwrap();
+            for mode in MODES.iter().filter(|mode| mode.fits(&shape)) {
+                let run = shape.run(mode).unwrap();
                 assert_eq!(run.layout.world(), mode.ranks(), "{} {}", shape.name, mode.name);
                 assert_eq!(run.layout.threads, mode.threads);
                 assert_eq!(run.tokens_per_step(), shape.seq * shape.batch);
@@ -147,8 +161,8 @@ mod tests {
     fn names_are_picked_or_refused() {
         let names = |words: &[&str]| words.iter().map(|w| w.to_string()).collect::<Vec<_>>();
         let picked = |words: &[&str]| pick(&SHAPES, |s| s.name, &names(words));
-        assert_eq!(picked(&[]).unwrap().len(), 3);
+        assert_eq!(picked(&[]).unwrap().len(), 4);
         assert_eq!(picked(&["L", "S"]).unwrap(), [SHAPES[0], SHAPES[2]]);
-        assert!(picked(&["XL"]).unwrap_err().contains("S, M, L"));
+        assert!(picked(&["XL"]).unwrap_err().contains("S, M, L, long"));
     }
 }

@@ -72,7 +72,7 @@ pub fn run(root: &Path, args: &Args) -> Result<bool, String> {
                 None
             }
         };
-        for mode in &modes {
+        for mode in modes.iter().filter(|mode| mode.fits(shape)) {
             let row = sides.row(shape, mode, folder.as_deref());
             complete &= row.refused.is_none() && row.notes.is_empty();
             report.row(&row);

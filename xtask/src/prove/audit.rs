@@ -1,6 +1,6 @@
 //! Whether a run did what its layout claims: counters against the program.
 //!
-//! Compared, rank by rank and exactly: instructions, units taken backward, and the bytes sent on the axes tp, pp and dp,
+//! Compared, rank by rank and exactly: instructions, units taken backward, and the bytes sent on the axes tp, cp, pp and dp,
 //! over all training steps and validation rounds. Not compared: the axis `world`, because besides the ballots of the
 //! program it carries the hashes of the digest and of checkpoints; and bytes where ranks lie on several hosts, because
 //! there some ranks pass on what others send (the program knows one level).
@@ -16,9 +16,9 @@ use spec::{Run, Transport};
 use super::launch::Finished;
 
 /// The axes by the names of their groups, in the order of [`program::check::AXES`].
-pub const AXES: [&str; 4] = ["tp", "pp", "dp", "world"];
+pub const AXES: [&str; 5] = ["tp", "cp", "pp", "dp", "world"];
 /// Axes whose bytes are compared.
-const COMPARED: usize = 3;
+pub const COMPARED: usize = 4;
 /// What the rows that count bytes between hosts end with.
 const BETWEEN_HOSTS: &str = "between hosts";
 
@@ -30,13 +30,13 @@ pub struct Counts {
     /// Units taken backward, once for each chunk and rank.
     pub units: u64,
     /// Exchanges and sends, by axis.
-    pub calls: [u64; 4],
+    pub calls: [u64; AXES.len()],
     /// Bytes sent, by axis.
-    pub bytes: [u64; 4],
+    pub bytes: [u64; AXES.len()],
     /// Bytes sent from host to host, all axes.
     pub between_hosts: u64,
     /// Bytes that the program predicts, by axis (without `world`).
-    pub predicted: [u64; 4],
+    pub predicted: [u64; AXES.len()],
 }
 
 impl Counts {
@@ -55,7 +55,7 @@ impl Counts {
 
     /// Counted over predicted bytes, on the axes that are compared.
     pub fn ratio(&self) -> f64 {
-        let sum = |of: &[u64; 4]| of[..COMPARED].iter().sum::<u64>() as f64;
+        let sum = |of: &[u64; AXES.len()]| of[..COMPARED].iter().sum::<u64>() as f64;
         sum(&self.bytes) / sum(&self.predicted)
     }
 
@@ -84,8 +84,8 @@ fn size(bytes: u64) -> String {
 /// What one rank sent.
 #[derive(Debug, Default)]
 struct Sent {
-    calls: [u64; 4],
-    bytes: [u64; 4],
+    calls: [u64; AXES.len()],
+    bytes: [u64; AXES.len()],
     between_hosts: u64,
     /// On dp, by collectives that only gather: the parameters of ZeRO-1.
     gathered: u64,
@@ -169,7 +169,7 @@ pub fn audit(run: &Run, finished: &Finished, after: u64) -> Result<(Counts, Vec<
             calls: sent.calls,
             bytes: sent.bytes,
             between_hosts: sent.between_hosts,
-            predicted: [0; 4],
+            predicted: [0; AXES.len()],
         });
         wrong.extend(unclaimed(run, rank, &sent));
     }
@@ -189,14 +189,15 @@ fn units(run: &Run, rank: usize) -> u64 {
 /// so what it gathers is asked of the whole group.
 fn unclaimed(run: &Run, rank: usize, sent: &Sent) -> Vec<String> {
     let layout = &run.layout;
-    let claims = [("tp", layout.tp), ("pp", layout.pp), ("dp", layout.dp), ("world", layout.world())];
+    let claims =
+        [("tp", layout.tp), ("cp", layout.cp), ("pp", layout.pp), ("dp", layout.holders()), ("world", layout.world())];
     let idle = |(axis, ranks): &(&str, usize)| {
         let i = AXES.iter().position(|a| a == axis).expect("an axis");
         *ranks > 1 && (sent.bytes[i] == 0 || sent.calls[i] == 0)
     };
     let mut wrong: Vec<_> =
         claims.into_iter().filter(idle).map(|(axis, n)| format!("rank {rank} sent nothing on {axis} = {n}")).collect();
-    if layout.zero == 1 && layout.dp == 1 {
+    if layout.zero == 1 && layout.holders() == 1 {
         wrong.push("zero = 1 with one rank on dp shards nothing".into());
     }
     if layout.zero == 1 && rank == 0 && sent.gathered == 0 {
@@ -217,7 +218,7 @@ mod tests {
         let ranks = (0..run.layout.world()).map(|rank| {
             let sum = |train: u64, eval: u64| run.train.steps * train + rounds * eval;
             let row = |(i, name): (usize, &str)| (name.to_string(), 1, sum(train[rank].bytes[i], eval[rank].bytes[i]));
-            let names = ["tp all_gather", "pp send", "dp all_gather", "world all_gather_bytes"];
+            let names = ["tp all_gather", "cp all_gather", "pp send", "dp all_gather", "world all_gather_bytes"];
             RankReport {
                 rank,
                 instructions: sum(train[rank].instructions as u64, eval[rank].instructions as u64),
@@ -241,7 +242,7 @@ mod tests {
         let good = exact(&run);
         let (counts, wrong) = audit(&run, &good, 0).unwrap();
         assert_eq!(wrong, [""; 0]);
-        assert_eq!(counts.bytes[..3], counts.predicted[..3]);
+        assert_eq!(counts.bytes[..COMPARED], counts.predicted[..COMPARED]);
         assert!(counts.traffic().starts_with("tp 8x "), "{}", counts.traffic());
 
         let broken = |change: fn(&mut Finished)| {
@@ -250,11 +251,11 @@ mod tests {
             audit(&run, &bad, 0).unwrap().1.join("\n")
         };
         assert!(broken(|f| f.ranks[3].traffic[0].2 += 4).contains("rank 3 bytes on tp"));
-        assert!(broken(|f| f.ranks[1].traffic[1].2 = 0).contains("rank 1 sent nothing on pp = 2"));
+        assert!(broken(|f| f.ranks[1].traffic[2].2 = 0).contains("rank 1 sent nothing on pp = 2"));
         assert!(broken(|f| f.ranks[0].instructions -= 1).contains("rank 0 instructions"));
         assert!(broken(|f| f.ranks[2].units += 1).contains("rank 2 units"));
         assert!(broken(|f| f.processes = 1).contains("1 processes, shm has 8"));
-        assert!(broken(|f| f.ranks[0].traffic[2].0 = "dp all_reduce".into()).contains("no parameters were gathered"));
+        assert!(broken(|f| f.ranks[0].traffic[3].0 = "dp all_reduce".into()).contains("no parameters were gathered"));
         assert!(broken(|f| drop(f.ranks.pop())).contains("7 ranks reported"));
     }
 }

@@ -156,6 +156,50 @@ eval_sequences = 4
 dp = 4
 "#,
     },
+    Grid {
+        name: "G5",
+        about: "dp2 cp2 tp2, untied, QK-norm, document masks, 2 microbatches per cell, two token blocks per lane",
+        toml: r#"
+[model]
+preset = "nano"
+qk_norm = true
+[data]
+source = "synthetic"
+[train]
+steps = 6
+batch = 8
+seq = 280
+lr = 1e-2
+eval_every = 3
+eval_sequences = 5
+[grid]
+dp = 2
+cp = 2
+tp = 2
+microbatch = 2
+"#,
+    },
+    Grid {
+        name: "G8",
+        about: "dp4 cp4 tp1, tied, no masks, 2 microbatches per cell",
+        toml: r#"
+[model]
+preset = "nano"
+tied = true
+[data]
+source = "synthetic"
+masks = false
+[train]
+steps = 6
+batch = 8
+seq = 144
+lr = 1e-2
+eval_sequences = 5
+[grid]
+dp = 4
+cp = 4
+"#,
+    },
 ];
 
 /// How a run gets to its end.
@@ -298,6 +342,34 @@ const STRAIGHT: &[&[&str]] = &[
         "threads=2",
     ],
     &["dp=4 zero=1", "dp=2 pp=3", "pp=3 schedule=gpipe", "dp=2 ranks_per_host=1", "pp=2 stages=[1,2]"],
+    &[
+        "cp=2",
+        "cp=2 transport=tcp",
+        "cp=2 threads=2",
+        "cp=2 zero=1",
+        "dp=2",
+        "dp=2 cp=2",
+        "dp=2 cp=2 zero=1 ranks_per_host=2",
+        "cp=2 tp=2",
+        "dp=2 cp=2 tp=2",
+        "cp=2 pp=2",
+        "cp=2 pp=2 schedule=interleaved transport=threads",
+        "cp=2 tp=2 pp=2 schedule=zb-h1 zero=1",
+        "dp=2 cp=2 pp=2 schedule=zbv",
+        "dp=2 tp=2 pp=2 schedule=dualpipe-v",
+    ],
+    &[
+        "cp=2",
+        "cp=4",
+        "cp=4 transport=threads",
+        "cp=4 ranks_per_host=2",
+        "dp=4",
+        "dp=2 cp=2",
+        "dp=2 cp=4 zero=1",
+        "dp=3 cp=2 cells=[1,2,1] zero=1 transport=threads",
+        "cp=4 pp=2 schedule=gpipe",
+        "dp=2 cp=2 pp=2 schedule=zb-h1 zero=1",
+    ],
 ];
 
 /// (grid, before, in the middle stopped by a signal?, after)
@@ -311,6 +383,8 @@ const RESUMED: &[(usize, &str, bool, &str)] = &[
     (3, "threads=1", false, "dp=8 zero=1"),
     (4, "tp=2", true, "dp=2 pp=2"),
     (5, "pp=3", false, "dp=4 zero=1"),
+    (6, "cp=2 tp=2", true, "dp=2 pp=2 zero=1"),
+    (7, "dp=2", false, "cp=4"),
 ];
 
 /// The rows that are always run; `simd`: the instruction paths of this CPU.
@@ -362,8 +436,10 @@ mod tests {
     #[test]
     fn every_axis_is_there() {
         let all: String = rows(&[]).iter().map(|row| row.label() + "\n").collect();
-        let wanted =
-            ["dp=2", "dp=3", "dp=4", "dp=5", "cells=", "tp=2", "tp=4", "pp=2", "pp=3", "pp=4", "stages=", "zero=1"];
+        let wanted = [
+            "dp=2", "dp=3", "dp=4", "dp=5", "cells=", "tp=2", "tp=4", "cp=2", "cp=4", "pp=2", "pp=3", "pp=4",
+            "stages=", "zero=1",
+        ];
         let more = [
             "gpipe",
             "interleaved",

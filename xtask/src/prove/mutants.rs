@@ -21,6 +21,10 @@ pub enum Expect {
 pub fn case(mutant: Mutant) -> (Row, Expect) {
     use Expect::{Disagreement, OtherDigest};
     let (grid, layout, expect) = match mutant {
+        // All four context cells of a data cell on one rank.
+        Mutant::KeyGradsRotated => (7, "dp=2", OtherDigest),
+        Mutant::ChunkOfNext => (6, "cp=2", OtherDigest),
+        Mutant::MaskByLocal => (7, "cp=2", OtherDigest),
         // Three ranks with 2, 1 and 1 cells: ((0 + 1) + 2) + 3 for (0 + 1) + (2 + 3).
         Mutant::RanksAsLeaves => (0, "dp=3", OtherDigest),
         Mutant::MicrobatchesReversed => (3, "dp=2", OtherDigest),
@@ -57,8 +61,8 @@ pub struct Wrong {
     change: fn(&mut [Program]),
 }
 
-/// Grid and layout of the lists that are mutated: dp2 tp2 pp2 with ZeRO-1, so that every exchange is there.
-const LISTS: (usize, &str) = (3, "dp=2 tp=2 pp=2 zero=1");
+/// Grid and layout of the lists that are mutated: dp2 cp2 tp2 pp2 with ZeRO-1, so that every exchange is there.
+const LISTS: (usize, &str) = (6, "dp=2 cp=2 tp=2 pp=2 zero=1");
 
 /// The faults in programs.
 pub const WRONG: &[Wrong] = &[
@@ -66,6 +70,21 @@ pub const WRONG: &[Wrong] = &[
     Wrong {
         what: "norm gradients of one microbatch not exchanged over t",
         change: |lists| drop_all(lists, |i| of(i, Value::NormGrads) && i.unit == Some(Unit { cell: 1, mb: 0 })),
+    },
+    Wrong {
+        what: "keys of one layer not gathered again for its backward",
+        change: |lists| {
+            let last_of = |list: &mut Program| {
+                if let Some(at) = list.instrs.iter().rposition(|i| of(i, Value::KeyValues(0))) {
+                    list.instrs.remove(at);
+                }
+            };
+            lists.iter_mut().for_each(last_of);
+        },
+    },
+    Wrong {
+        what: "key gradients of one layer not summed over c",
+        change: |lists| drop_all(lists, |i| of(i, Value::KeyValueGrads(1))),
     },
     Wrong {
         what: "one send of an activation lost",

@@ -53,7 +53,8 @@ fn row(random: &mut Random) -> Option<Row> {
     let grid = random.upto(GRIDS.len()) - 1;
     let whole = parse(grid, &[]).ok()?;
     let (dp, tp, pp) = (random.upto(whole.grid.dp), random.upto(whole.grid.tp), random.upto(4));
-    let world = dp * tp * pp;
+    let cp = random.upto(whole.grid.cp);
+    let world = dp * cp * tp * pp;
     if !(2..=RANKS_MAX).contains(&world) {
         return None;
     }
@@ -65,6 +66,7 @@ fn row(random: &mut Random) -> Option<Row> {
         _ => 1,
     };
     let mut words = vec![format!("layout.dp={dp}"), format!("layout.tp={tp}"), format!("layout.pp={pp}")];
+    words.push(format!("layout.cp={cp}"));
     words.push(format!("layout.schedule={schedule}"));
     if vpp > 1 || schedule == "interleaved" {
         words.push(format!("layout.vpp={vpp}"));
@@ -75,7 +77,7 @@ fn row(random: &mut Random) -> Option<Row> {
     if random.upto(2) == 1 {
         words.push(format!("layout.cells={:?}", random.split(dp, whole.grid.dp)));
     }
-    if dp > 1 && random.upto(2) == 1 {
+    if dp * cp > 1 && random.upto(2) == 1 {
         words.push("layout.zero=1".into());
     }
     words.push(format!("layout.transport={}", random.one(&["shm", "shm", "tcp", "threads"])));

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use serde_json::json;
 
-use super::audit::{AXES, Counts};
+use super::audit::{AXES, COMPARED, Counts};
 
 /// Version of the objects of `--json`.
 const SCHEMA: u32 = 1;
@@ -15,7 +15,7 @@ const DIGEST_SHOWN: usize = 12;
 const EXPLAINED: &str =
     "instr, units: instructions run, units taken backward; then exchanges and bytes sent by axis; all of all ranks
 = program: instructions, units and bytes of every rank are exactly those of its program, over all steps and validations;
-           bytes on tp, pp and dp (world also carries hashes of the digest). Where ranks lie on several hosts some pass
+           bytes on tp, cp, pp and dp (world also carries hashes of the digest). Where ranks lie on several hosts some pass
            on what others send: there the ratio of the bytes on these axes to those of the program";
 
 /// One layout's row.
@@ -78,14 +78,14 @@ impl Table {
         let passed = equal && wrong.is_empty();
         self.count(passed);
         if self.json {
-            let by_axis = |of: [u64; 4], axes: usize| {
+            let by_axis = |of: [u64; AXES.len()], axes: usize| {
                 AXES.into_iter().zip(of).take(axes).collect::<std::collections::BTreeMap<_, _>>()
             };
             let object = json!({
                 "kind": "layout", "schema": SCHEMA, "grid": grid, "layout": layout, "ranks": ranks, "digest": digest,
                 "equal": equal, "passed": passed, "instructions": counts.instructions, "units": counts.units,
-                "exchanges": by_axis(counts.calls, 4), "bytes": by_axis(counts.bytes, 4),
-                "bytes_predicted": by_axis(counts.predicted, 3), "bytes_between_hosts": counts.between_hosts, "wrong": wrong,
+                "exchanges": by_axis(counts.calls, AXES.len()), "bytes": by_axis(counts.bytes, AXES.len()),
+                "bytes_predicted": by_axis(counts.predicted, COMPARED), "bytes_between_hosts": counts.between_hosts, "wrong": wrong,
             });
             println!("{object}");
             return;

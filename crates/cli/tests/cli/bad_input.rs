@@ -81,6 +81,12 @@ fn layouts_that_the_grid_does_not_hold() {
     refused(&lab, &["grid.dp=1", "layout.dp=2"], &["layout.dp = 2", "grid.dp = 1", "raise grid.dp"]);
     refused(&lab, &["layout.dp=5"], &["layout.dp = 5", "grid.dp = 4", "set layout.dp to at most 4"]);
     refused(&lab, &["layout.tp=4"], &["layout.tp = 4 does not divide grid.tp = 2", "[1, 2]"]);
+    refused(
+        &lab,
+        &["grid.cp=2", "layout.cp=4"],
+        &["layout.cp = 4 does not divide grid.cp = 2", "[1, 2]", "multiple of 4"],
+    );
+    refused(&lab, &["layout.cp=2"], &["layout.cp = 2 does not divide grid.cp = 1", "raise grid.cp to a multiple of 2"]);
     refused(&lab, &["grid.tp=1", "layout.tp=2"], &["grid.tp = 1", "raise grid.tp to 2"]);
     refused(&lab, &["layout.pp=5"], &["layout.pp = 5", "4 layers", "at most 4"]);
     refused(
@@ -105,6 +111,12 @@ fn grids_that_do_not_divide() {
     refused(&lab, &["grid.tp=4"], &["grid.tp = 4 does not divide model.kv_heads = 2", "[1, 2]"]);
     refused(&lab, &["model.kv_heads=3"], &["model.kv_heads = 3 does not divide model.heads = 4", "[1, 2, 4]"]);
     refused(&lab, &["train.seq=18"], &["2 x grid.tp = 4 does not divide train.seq = 18", "[1]"]);
+    refused(
+        &lab,
+        &["grid.cp=3"],
+        &["2 x grid.cp x grid.tp = 12 does not divide train.seq = 16", "[1, 2, 4]", "multiple of 12, such as 24"],
+    );
+    refused(&lab, &["grid.cp=8"], &["= 32 does not divide train.seq = 16", "train.seq 16, grid.cp 8, grid.tp 2", "32"]);
     refused(&lab, &["train.seq=15"], &["train.seq = 15", "16"]);
     refused(&lab, &["model.ffn=97"], &["grid.tp = 2 does not divide model.ffn = 97"]);
     refused(&lab, &["grid.microbatch=3"], &["grid.microbatch = 3 does not divide train.batch = 8", "[1, 2, 4, 8]"]);
@@ -118,10 +130,12 @@ fn sizes_and_rates_out_of_range() {
     for key in ["model.hidden", "model.layers", "model.heads", "model.kv_heads", "model.ffn", "model.vocab"] {
         refused(&lab, &[&format!("{key}=0")], &[&format!("{key} = 0"), "at least 1"]);
     }
-    for key in ["train.batch", "train.seq", "grid.dp", "grid.tp", "grid.microbatch", "train.steps"] {
+    for key in ["train.batch", "train.seq", "grid.dp", "grid.cp", "grid.tp", "grid.microbatch", "train.steps"] {
         refused(&lab, &[&format!("{key}=0")], &[&format!("{key} = 0"), &format!("set {key} to at least 1")]);
     }
-    for key in ["layout.dp", "layout.tp", "layout.pp", "layout.vpp", "layout.threads", "cluster.ranks_per_host"] {
+    for key in
+        ["layout.dp", "layout.cp", "layout.tp", "layout.pp", "layout.vpp", "layout.threads", "cluster.ranks_per_host"]
+    {
         refused(&lab, &[&format!("{key}=0")], &[&format!("{key} = 0"), &format!("set {key} to at least 1")]);
     }
     refused(&lab, &["train.beta1=1.0"], &["train.beta1 = 1", "below 1", "0.9"]);

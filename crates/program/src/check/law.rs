@@ -5,7 +5,7 @@
 //! than the next one reads, exactly one exchange stands between them. (Sequence parallelism:
 //! Korthikanti et al., arXiv 2205.05198, section 4.2.2.)
 
-use spec::{Layout, Model};
+use spec::{Coords, Layout, Model};
 
 use super::touch::order;
 use crate::bytes::Sizes;
@@ -22,12 +22,20 @@ enum Form {
     Whole,
     /// Each position has a part of the sum of all rows.
     Partial,
+    /// Queries of the own context cells, with their keys; backward, the gradients of both.
+    OwnKeys,
+    /// The same with the keys of all context cells; backward, with a part of the sum of their gradients.
+    AllKeys,
 }
 
-/// What a segment reads and leaves.
-fn forms(pass: Pass, segment: Segment) -> (Form, Form) {
-    use Form::{Nothing, Partial, Slices, Whole};
+/// What a segment reads and leaves; `context`: there are context cells.
+fn forms(pass: Pass, segment: Segment, context: bool) -> (Form, Form) {
+    use Form::{AllKeys, Nothing, OwnKeys, Partial, Slices, Whole};
     match (pass, segment) {
+        (Pass::Forward, Segment::Qkv(_)) => (Whole, OwnKeys),
+        (Pass::Forward, Segment::Attn(_)) if context => (AllKeys, Partial),
+        (_, Segment::Attn(_)) if context => (Whole, AllKeys),
+        (_, Segment::Qkv(_)) => (OwnKeys, Partial),
         (Pass::Forward, Segment::Embed) => (Nothing, Partial),
         (_, Segment::Embed) => (Whole, Nothing),
         (_, Segment::AttnNorm(_) | Segment::MlpNorm(_) | Segment::Residual(_) | Segment::HeadNorm) => (Slices, Slices),
@@ -94,29 +102,33 @@ impl Law {
 
 /// The laws of all chunks.
 pub(super) struct Laws {
-    /// By chunk x tensor position: backward in one part, and in two.
+    /// By chunk x context position x tensor position: backward in one part, and in two.
     laws: Vec<[Law; 2]>,
+    cp: usize,
     tp: usize,
 }
 
 impl Laws {
     pub fn new(model: &Model, sizes: &Sizes, layout: &Layout, mode: Mode) -> Self {
         let each = |chunk| {
-            let of = move |tp, split| Law::new(Stream::of(model, sizes, layout, mode, chunk, tp, split));
-            (0..layout.tp).map(move |tp| [of(tp, false), of(tp, true)])
+            let of = move |(cp, tp), split| Law::new(Stream::of(model, sizes, layout, mode, chunk, (cp, tp), split));
+            let positions = (0..layout.cp).flat_map(|cp| (0..layout.tp).map(move |tp| (cp, tp)));
+            positions.map(move |at| [of(at, false), of(at, true)])
         };
-        Self { laws: (0..layout.chunks()).flat_map(each).collect(), tp: layout.tp }
+        Self { laws: (0..layout.chunks()).flat_map(each).collect(), cp: layout.cp, tp: layout.tp }
     }
 
-    /// All that a unit does on `chunk` at tensor position `tp`, there and back; its backward in one part, or in two.
-    pub fn of(&self, chunk: usize, tp: usize) -> &[Law; 2] {
-        &self.laws[chunk * self.tp + tp]
+    /// All that a unit does on `chunk` at a context and tensor position, there and back; its backward in one part, or in
+    /// two.
+    pub fn of(&self, chunk: usize, at: Coords) -> &[Law; 2] {
+        &self.laws[(chunk * self.cp + at.cp) * self.tp + at.tp]
     }
 }
 
 /// The stream of one unit as it goes through a chunk.
 struct Stream<'a> {
     sizes: &'a Sizes,
+    cp: usize,
     tp: usize,
     form: Form,
     /// It is the gradient that flows.
@@ -134,10 +146,10 @@ impl<'a> Stream<'a> {
         layout: &Layout,
         mode: Mode,
         chunk: usize,
-        tp: usize,
+        (cp, tp): (usize, usize),
         split: bool,
     ) -> Vec<Due> {
-        let mut s = Stream { sizes, tp, form: Form::Nothing, back: false, split, last: None, dues: Vec::new() };
+        let mut s = Stream { sizes, cp, tp, form: Form::Nothing, back: false, split, last: None, dues: Vec::new() };
         let layers = layout.stages[chunk].clone();
         let (is_first, is_last) = (chunk == 0, chunk + 1 == layout.chunks());
         let bytes = sizes.activation(mode);
@@ -149,15 +161,21 @@ impl<'a> Stream<'a> {
         for l in layers.clone() {
             let feed_forward: &[Segment] =
                 if model.moe.is_some() { &[Segment::Route(l), Segment::Experts(l)] } else { &[Segment::Mlp(l)] };
-            let before = [Segment::AttnNorm(l), Segment::Attn(l), Segment::MlpNorm(l)];
-            for segment in before.iter().chain(feed_forward).chain(&[Segment::Residual(l)]) {
-                s.pass(Pass::Forward, *segment);
+            let inputs = sizes.has_context().then_some(Segment::Qkv(l));
+            let before =
+                [Segment::AttnNorm(l)].into_iter().chain(inputs).chain([Segment::Attn(l), Segment::MlpNorm(l)]);
+            for segment in before.chain(feed_forward.iter().copied()).chain([Segment::Residual(l)]) {
+                s.pass(Pass::Forward, segment);
             }
         }
         if sizes.has_router_counts(mode) {
             // The exchange stands where the stream has left the layers.
             s.become_form(Form::Slices);
             s.exchange(Exchange::AllGather, Value::RouterCounts, sizes.router_counts(chunk), None);
+            if sizes.has_context() {
+                let (value, bytes) = (Value::RouterCounts, sizes.router_counts_context(chunk));
+                s.push(Op::Collective { exchange: Exchange::AllGather, value, axis: Axis::Cp, bytes }, 0, None);
+            }
         }
         if is_last {
             s.pass(Pass::Forward, Segment::HeadNorm);
@@ -189,10 +207,19 @@ impl<'a> Stream<'a> {
         for l in layers.clone().rev() {
             let feed_forward: &[Segment] =
                 if model.moe.is_some() { &[Segment::Experts(l), Segment::Route(l)] } else { &[Segment::Mlp(l)] };
-            let after = [Segment::MlpNorm(l), Segment::Attn(l), Segment::AttnNorm(l)];
-            for segment in feed_forward.iter().chain(&after) {
+            for segment in feed_forward.iter().chain(&[Segment::MlpNorm(l)]) {
                 s.pass(Pass::Backward, *segment);
             }
+            if sizes.has_context() {
+                // The keys of all cells were not kept.
+                s.become_form(Form::Whole);
+                s.keys(l);
+            }
+            s.pass(Pass::Backward, Segment::Attn(l));
+            if sizes.has_context() {
+                s.pass(Pass::Backward, Segment::Qkv(l));
+            }
+            s.pass(Pass::Backward, Segment::AttnNorm(l));
         }
         let norms = sizes.norm_grads(chunk, tp);
         s.exchange(Exchange::AllReduce, Value::NormGrads, norms, Some(Accumulator::Norms));
@@ -204,7 +231,9 @@ impl<'a> Stream<'a> {
         if split {
             for l in layers.rev() {
                 let feed_forward = model.moe.is_none().then_some((Segment::Mlp(l), Accumulator::Mlp(l)));
-                for (segment, adds) in feed_forward.into_iter().chain([(Segment::Attn(l), Accumulator::Attn(l))]) {
+                let inputs = sizes.has_context().then_some((Segment::Qkv(l), Accumulator::Attn(l)));
+                let attention = std::iter::once((Segment::Attn(l), Accumulator::Attn(l))).chain(inputs);
+                for (segment, adds) in feed_forward.into_iter().chain(attention) {
                     s.push(Op::Compute(Pass::BackwardWeight, segment), 0, Some(adds));
                 }
             }
@@ -222,17 +251,17 @@ impl<'a> Stream<'a> {
     }
 
     fn pass(&mut self, pass: Pass, segment: Segment) {
-        let (reads, leaves) = forms(pass, segment);
+        let (reads, leaves) = forms(pass, segment, self.sizes.has_context());
         self.become_form(reads);
         // Gradients of norms travel apart; those of an output projection are added with the loss.
         let adds = match segment {
             Segment::Embed => Some(Accumulator::Embed),
-            Segment::Attn(l) => Some(Accumulator::Attn(l)),
+            Segment::Qkv(l) | Segment::Attn(l) => Some(Accumulator::Attn(l)),
             Segment::Mlp(l) => Some(Accumulator::Mlp(l)),
             Segment::Experts(l) => Some(Accumulator::Experts(l)),
             _ => None,
         };
-        let in_parts = self.split && matches!(segment, Segment::Attn(_) | Segment::Mlp(_));
+        let in_parts = self.split && matches!(segment, Segment::Qkv(_) | Segment::Attn(_) | Segment::Mlp(_));
         match pass {
             Pass::Backward if in_parts => self.push(Op::Compute(Pass::BackwardInput, segment), 0, None),
             Pass::Backward => self.push(Op::Compute(pass, segment), 0, adds),
@@ -240,6 +269,12 @@ impl<'a> Stream<'a> {
         }
         self.form = leaves;
         self.last = Some(segment);
+    }
+
+    /// The keys and values of a layer to those of all context cells.
+    fn keys(&mut self, layer: usize) {
+        let (value, bytes) = (Value::KeyValues(layer), self.sizes.keys());
+        self.push(Op::Collective { exchange: Exchange::AllGather, value, axis: Axis::Cp, bytes }, 0, None);
     }
 
     fn exchange(&mut self, exchange: Exchange, value: Value, bytes: u64, adds: Option<Accumulator>) {
@@ -260,8 +295,21 @@ impl<'a> Stream<'a> {
                 let bytes = if embed { self.sizes.partial_embed() } else { self.sizes.partial(self.tp) };
                 self.exchange(Exchange::ReduceScatter, value, bytes, None);
             }
+            (Form::OwnKeys, Form::AllKeys) => {
+                if let Some(Segment::Qkv(layer)) = self.last {
+                    self.keys(layer);
+                }
+            }
+            (Form::AllKeys, Form::OwnKeys) => {
+                if let Some(Segment::Attn(layer)) = self.last {
+                    let (value, bytes) = (Value::KeyValueGrads(layer), self.sizes.key_grads(self.cp));
+                    let exchange = Exchange::ReduceScatter;
+                    self.push(Op::Collective { exchange, value, axis: Axis::Cp, bytes }, 0, None);
+                }
+            }
             (from, to) => unreachable!("no segment order leads from {from:?} to {to:?}"),
         }
+        self.form = to;
     }
 }
 

@@ -82,7 +82,7 @@ impl<'a> ChunkOrder<'a> {
         let (layout, grid) = (step.layout, step.grid);
         let rank_of = |chunk: usize| layout.rank(Coords { pp: layout.chunk_pp(chunk), ..at });
         let last = layout.chunks() - 1;
-        let (laws, cells) = (step.laws.of(chunk, at.tp), layout.cells[at.dp].len());
+        let (laws, cells) = (step.laws.of(chunk, at), layout.cells[at.dp].len());
         Self {
             chunk,
             laws,
@@ -198,7 +198,7 @@ impl Order<'_> {
             Op::Collective { value: Value::SliceGrads, axis: Axis::Tp, exchange: Exchange::AllReduce, bytes } => {
                 self.slice_grads(at, instr, bytes);
             }
-            Op::Collective { axis: Axis::Tp, .. } => self.of_unit(at, instr),
+            Op::Collective { axis: Axis::Tp | Axis::Cp, .. } => self.of_unit(at, instr),
             Op::Collective { exchange, value, axis, bytes } => self.of_step(at, instr, exchange, value, axis, bytes),
             Op::Send { value: Value::TiedGrads, to, bytes } => self.tied(at, instr, true, to, bytes),
             Op::Recv { value: Value::TiedGrads, from, bytes } => self.tied(at, instr, false, from, bytes),

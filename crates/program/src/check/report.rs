@@ -5,7 +5,7 @@ use spec::{Layout, Unit};
 use crate::instr::{Axis, Pass};
 
 /// The axes in the order of the counts of a [`RankReport`].
-pub const AXES: [Axis; 4] = [Axis::Tp, Axis::Pp, Axis::Dp, Axis::World];
+pub const AXES: [Axis; 5] = [Axis::Tp, Axis::Cp, Axis::Pp, Axis::Dp, Axis::World];
 
 /// Unit costs: a layer forward takes this many ticks, half in attention, half in the
 /// feed-forward; so does each part of backward. Everything else is free.
@@ -34,9 +34,9 @@ pub struct RankReport {
     /// Length of its list.
     pub instructions: usize,
     /// Collectives and sends per axis, as in [`AXES`].
-    pub exchanges: [u64; 4],
+    pub exchanges: [u64; AXES.len()],
     /// Bytes sent per axis, as in [`AXES`].
-    pub bytes: [u64; 4],
+    pub bytes: [u64; AXES.len()],
     /// Ticks of work.
     pub busy: u64,
     /// Most activations alive at once, in layers x microbatches.
@@ -79,7 +79,7 @@ pub struct Report {
 impl Report {
     pub(super) fn new(ranks: Vec<RankReport>, layout: &Layout) -> Self {
         let (mut idle, mut time) = (0, 0);
-        for pipeline in ranks.chunks(layout.pp * layout.tp) {
+        for pipeline in ranks.chunks(layout.pp * layout.cp * layout.tp) {
             let start = pipeline.iter().map(RankReport::start).min().unwrap_or(0);
             let end = pipeline.iter().map(RankReport::end).max().unwrap_or(0);
             time += (end - start) * pipeline.len() as u64;
@@ -94,7 +94,7 @@ impl Report {
     }
 
     /// Bytes that all ranks send, per axis as in [`AXES`].
-    pub fn bytes(&self) -> [u64; 4] {
-        self.ranks.iter().fold([0; 4], |sum, r| std::array::from_fn(|i| sum[i] + r.bytes[i]))
+    pub fn bytes(&self) -> [u64; AXES.len()] {
+        self.ranks.iter().fold([0; AXES.len()], |sum, r| std::array::from_fn(|i| sum[i] + r.bytes[i]))
     }
 }

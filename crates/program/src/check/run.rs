@@ -33,7 +33,7 @@ pub(super) fn run(programs: &[Program], layout: &Layout, mode: Mode) -> Outcome 
         parked: vec![false; world],
         alive: vec![0; world],
         ranks: (0..world).map(|rank| RankReport { rank, ..RankReport::default() }).collect(),
-        groups: AXES.map(|axis| vec![Meeting::default(); groups(axis, layout)]),
+        groups: AXES.map(|_| vec![Meeting::default(); world]),
         channels: HashMap::new(),
         ready: (0..world).rev().collect(),
         violations: Vec::new(),
@@ -69,44 +69,13 @@ struct Run<'a> {
     /// Activations alive, in layers x microbatches.
     alive: Vec<usize>,
     ranks: Vec<RankReport>,
-    groups: [Vec<Meeting>; 4],
+    /// By axis and the first rank of the group.
+    groups: [Vec<Meeting>; AXES.len()],
     /// By sender, receiver, kind and the sender's chunk.
     channels: HashMap<Channel, VecDeque<Letter>>,
     /// Ranks that may go on; the last to come first, which keeps to one group while it can go on.
     ready: Vec<usize>,
     violations: Vec<Violation>,
-}
-
-/// Number of groups of an axis.
-fn groups(axis: Axis, layout: &Layout) -> usize {
-    match axis {
-        Axis::Tp => layout.dp * layout.pp,
-        Axis::Dp => layout.pp * layout.tp,
-        Axis::Pp => layout.dp * layout.tp,
-        Axis::World => 1,
-    }
-}
-
-/// The group of `rank` on `axis`, and its number of members.
-fn group_of(axis: Axis, layout: &Layout, rank: usize) -> (usize, usize) {
-    match axis {
-        Axis::Tp => (rank / layout.tp, layout.tp),
-        Axis::Dp => (rank % (layout.pp * layout.tp), layout.dp),
-        Axis::Pp => (rank / (layout.pp * layout.tp) * layout.tp + rank % layout.tp, layout.pp),
-        Axis::World => (0, layout.world()),
-    }
-}
-
-/// The members of a group, ascending.
-fn members(axis: Axis, layout: &Layout, group: usize) -> impl Iterator<Item = usize> + use<> {
-    let line = layout.pp * layout.tp;
-    let (first, stride, count) = match axis {
-        Axis::Tp => (group * layout.tp, 1, layout.tp),
-        Axis::Dp => (group, line, layout.dp),
-        Axis::Pp => (group / layout.tp * line + group % layout.tp, layout.tp, layout.pp),
-        Axis::World => (0, 1, layout.world()),
-    };
-    (0..count).map(move |i| first + i * stride)
 }
 
 fn axis_index(axis: Axis) -> usize {
@@ -133,8 +102,8 @@ impl Run<'_> {
             Op::Compute(pass, segment) => self.compute(rank, &instr, pass, segment),
             Op::Send { value, to, bytes } => {
                 let report = &mut self.ranks[rank];
-                report.exchanges[1] += u64::from(to != rank);
-                report.bytes[1] += bytes;
+                report.exchanges[axis_index(Axis::Pp)] += u64::from(to != rank);
+                report.bytes[axis_index(Axis::Pp)] += bytes;
                 let channel = (rank, to, value, instr.chunk);
                 self.channels.entry(channel).or_default().push_back((at, self.clocks[rank]));
                 if to < self.at.len() && to != rank && self.waits_for(to, channel) {
@@ -221,7 +190,7 @@ impl Run<'_> {
             return false;
         }
         let index = axis_index(axis);
-        let (group, size) = group_of(axis, self.layout, rank);
+        let (group, size) = (axis.first(self.layout, rank), axis.size(self.layout));
         let meeting = &mut self.groups[index][group];
         if let Some(&first) = meeting.arrived.first() {
             let other = Place::of(&self.programs[first], self.at[first]);
@@ -281,9 +250,10 @@ impl Run<'_> {
         let on = match instr.op {
             Op::Recv { from, .. } => vec![from],
             Op::Collective { axis, .. } => {
-                let (group, _) = group_of(axis, self.layout, rank);
+                let group = axis.first(self.layout, rank);
                 let absent = |r: &usize| !self.parked[*r] || !self.groups[axis_index(axis)][group].arrived.contains(r);
-                members(axis, self.layout, group).filter(absent).take(WAITS_ON_MAX).collect()
+                let members = axis.members(self.layout, self.layout.coords(rank));
+                members.filter(absent).take(WAITS_ON_MAX).collect()
             }
             _ => Vec::new(),
         };

@@ -23,6 +23,9 @@ enum Slot {
     GradRows,
     /// Norm gradients of the tensor cells.
     Leaves,
+    /// Keys and values of all context cells; gradients of queries, keys and values.
+    Keys,
+    KeyGrads,
     /// What the head keeps, and its block under way.
     Head,
     Logits,
@@ -57,6 +60,8 @@ fn touch(op: &Op) -> Touch {
             Value::Stats => (vec![], vec![Logits]),
             // It reads what the routers of all layers kept: the stream has left them.
             Value::RouterCounts => (vec![Stream], vec![Counts]),
+            Value::KeyValues(l) => (vec![Attn(l)], vec![Keys]),
+            Value::KeyValueGrads(_) => (vec![], vec![KeyGrads]),
             _ => (vec![], vec![Leaves]),
         },
         _ => (vec![], vec![]),
@@ -69,7 +74,8 @@ fn compute(pass: Pass, segment: Segment) -> Touch {
     match (pass, segment) {
         (Forward, Segment::Embed) => (vec![], vec![S::Partials]),
         (Forward, Segment::AttnNorm(l)) => (vec![], vec![S::Stream, S::Reduced, S::Normed, S::AttnNorm(l)]),
-        (Forward, Segment::Attn(l)) => (vec![], vec![S::Rows, S::Attn(l), S::Partials]),
+        (Forward, Segment::Qkv(l)) => (vec![], vec![S::Rows, S::Attn(l)]),
+        (Forward, Segment::Attn(l)) => (vec![], vec![S::Rows, S::Keys, S::Attn(l), S::Partials]),
         (Forward, Segment::MlpNorm(l)) => (vec![S::AttnNorm(l)], vec![S::Reduced, S::Normed, S::MlpNorm(l)]),
         (Forward, Segment::Mlp(l)) => (vec![], vec![S::Rows, S::Mlp(l), S::Partials]),
         (Forward, Segment::Route(l)) => (vec![], vec![S::Normed, S::Mlp(l)]),
@@ -87,11 +93,19 @@ fn compute(pass: Pass, segment: Segment) -> Touch {
         (_, Segment::Experts(l)) => (vec![S::Grad], vec![S::Mlp(l), S::Reduced]),
         (_, Segment::Route(l)) => (vec![S::Counts], vec![S::Mlp(l), S::Reduced, S::Leaves]),
         (_, Segment::MlpNorm(l)) => (vec![], vec![S::Reduced, S::MlpNorm(l), S::Grad, S::Leaves]),
-        (Backward, Segment::Attn(l)) => (vec![S::Grad], vec![S::GradRows, S::Attn(l), S::Partials, S::Leaves]),
-        (BackwardInput, Segment::Attn(l)) => {
-            (vec![S::Grad], vec![S::GradRows, S::Attn(l), S::AttnWeights(l), S::Partials, S::Leaves])
+        // Without context cells nothing is ever written to the two places of keys.
+        (Backward, Segment::Attn(l)) => {
+            (vec![S::Grad], vec![S::GradRows, S::Keys, S::KeyGrads, S::Attn(l), S::Partials, S::Leaves])
         }
-        (BackwardWeight, Segment::Attn(l)) => (vec![], vec![S::AttnWeights(l)]),
+        (BackwardInput, Segment::Attn(l)) => (
+            vec![S::Grad],
+            vec![S::GradRows, S::Keys, S::KeyGrads, S::Attn(l), S::AttnWeights(l), S::Partials, S::Leaves],
+        ),
+        (Backward, Segment::Qkv(l)) => (vec![], vec![S::KeyGrads, S::Attn(l), S::Partials, S::Leaves]),
+        (BackwardInput, Segment::Qkv(l)) => {
+            (vec![], vec![S::KeyGrads, S::Attn(l), S::AttnWeights(l), S::Partials, S::Leaves])
+        }
+        (BackwardWeight, Segment::Attn(l) | Segment::Qkv(l)) => (vec![], vec![S::AttnWeights(l)]),
         (_, Segment::AttnNorm(l)) => (vec![], vec![S::Reduced, S::AttnNorm(l), S::Grad, S::Leaves]),
         (_, Segment::Embed) => (vec![], vec![S::GradRows, S::Grad]),
         (_, Segment::HeadNorm | Segment::Logits(_) | Segment::Loss(_) | Segment::Residual(_)) => (vec![], vec![]),

@@ -33,7 +33,7 @@ pub fn whole_logits(run: &Run) -> Vec<f32> {
 /// Puts in the elements that this rank speaks for, out of a flat vector of each chunk.
 pub fn put_state(executor: &Executor, all: &mut [Whole], flat: impl Fn(&ChunkState) -> &[f32]) {
     let place = &executor.place;
-    if place.at.dp > 0 {
+    if place.holder > 0 {
         return;
     }
     for state in executor.chunks.values() {

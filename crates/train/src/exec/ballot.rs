@@ -23,7 +23,7 @@ impl Executor<'_> {
         ballot.aux = self.memory.aux.iter().map(|(at, value)| (*at, *value)).collect();
         ballot.loads = self.memory.loads.iter().map(|(layer, counts)| (*layer, counts.clone())).collect();
         for state in self.chunks.values() {
-            let mine = &state.owners[self.place.at.dp];
+            let mine = &state.owners[self.place.holder];
             for (held, slice, elements, at) in state.pieces(mine) {
                 let replica = held.tensor.cut == Cut::Whole && self.place.at.tp > 0;
                 if replica || !held.counts {

@@ -46,8 +46,30 @@ impl Executor<'_> {
                 let Memory { pool, regs, .. } = &mut self.memory;
                 regs.reduced = Some(self.comm.scatter_partials(pool, lanes, partials, embed)?);
             }
+            Value::KeyValues(layer) => {
+                let unit = unit_of(instr)?;
+                let cells = self.place.lanes(unit).cells.len();
+                let layers = &self.memory.saved.entry((instr.chunk, unit)).or_default().layers;
+                let kept = layers.get(&layer).ok_or_else(|| unhosted(instr))?;
+                let local = [kept.k.as_slice(), &kept.v].concat();
+                let Memory { pool, regs, .. } = &mut self.memory;
+                regs.keys = Some(self.comm.gather_keys(pool, cells, &local)?);
+            }
+            Value::KeyValueGrads(_) => {
+                let cells = self.place.lanes(unit_of(instr)?).cells.len();
+                let partials = need(&mut regs.key_partials, "key_partials")?;
+                let both = self.comm.scatter_key_grads(pool, cells, partials)?;
+                let halves = both.chunks_exact(both.len() / 2).map(|half| {
+                    let mut own = pool.take(half.len());
+                    own.copy_from_slice(half);
+                    own
+                });
+                let [dk, dv] = halves.collect::<Vec<_>>().try_into().expect("two halves");
+                regs.d_keys = Some([dk, dv]);
+                pool.give(both);
+            }
             Value::Stats => self.gather_stats()?,
-            Value::RouterCounts => self.router_counts(instr.chunk, unit_of(instr)?)?,
+            Value::RouterCounts => self.router_counts(instr.chunk, unit_of(instr)?, axis)?,
             Value::SliceGrads => self.slice_grads(instr)?,
             Value::NormGrads => self.norm_grads(instr)?,
             Value::Grads => self.grads(instr, exchange)?,

@@ -56,15 +56,15 @@ impl Executor<'_> {
         if group.len() == 1 {
             state.total = nodes.pop().map(|(_, data)| data).ok_or_else(|| unhosted(instr))?;
         } else {
-            let cells = self.run.layout.cells.iter().map(|cells| vec![cells.clone()]).collect();
+            let cells = self.run.layout.leaves(&self.run.grid);
             let mut plan = ReducePlan { leaves: self.run.grid.leaves(), cells, parts: state.parts.clone() };
             let mut mine: Vec<_> = nodes.iter().map(|(node, data)| (node.clone(), data.as_slice())).collect();
-            mutant::leaves(self.mutant, &mut plan, &mut mine, self.place.at.dp);
+            mutant::leaves(self.mutant, &mut plan, &mut mine, self.place.holder);
             let mut total = state.buffer();
             match exchange {
                 Exchange::AllReduce => self.comm.endpoint.all_reduce(group, &plan, &mine, &mut total)?,
                 _ => {
-                    let parts = &plan.parts[self.place.at.dp];
+                    let parts = &plan.parts[self.place.holder];
                     let mut own = self.memory.pool.take(parts.iter().map(|r| r.len()).sum());
                     self.comm.endpoint.reduce_scatter(group, &plan, &mine, &mut own)?;
                     let mut at = 0;

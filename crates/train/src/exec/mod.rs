@@ -215,6 +215,7 @@ impl<'a> Executor<'a> {
         for cell in lanes.cells.clone() {
             let whole = load(Unit { cell, ..unit });
             for context in lanes.contexts.clone() {
+                let context = mutant::context(self.mutant, context, self.place.grid_cp);
                 for rows in self.place.rows_of_context(context) {
                     tokens.extend(&whole, rows);
                 }

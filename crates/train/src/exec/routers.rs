@@ -1,7 +1,7 @@
 //! What routers tell each other: token counts of a unit, and gradients that have a leaf per sequence slice.
 
 use fabric::ReducePlan;
-use program::{Instr, Mode};
+use program::{Axis, Instr, Mode};
 use spec::Unit;
 use spec::moe::AuxScope;
 use spec::tree::Counter;
@@ -10,16 +10,40 @@ use super::{Executor, unhosted, unit_of};
 use crate::buffers::POOLED;
 use crate::error::TrainError;
 use crate::mutant::Mutant;
+use crate::segments::need;
 
 impl Executor<'_> {
-    /// Rows of each expert over all sequence slices of the unit, in every layer of the chunk. They are whole numbers
-    /// far below 2^24: float32 holds them, and their sums have no order.
-    pub(super) fn router_counts(&mut self, chunk: usize, unit: Unit) -> Result<(), TrainError> {
-        let layers = self.run.layout.stages[chunk].clone();
+    /// Rows of each expert over all sequence slices of the unit, in every layer of the chunk, and its rows that have a
+    /// target: added up over the tensor positions, then over the context positions. They are whole numbers far below
+    /// 2^24: float32 holds them, and their sums have no order.
+    pub(super) fn router_counts(&mut self, chunk: usize, unit: Unit, axis: Axis) -> Result<(), TrainError> {
+        let mine = match axis {
+            Axis::Cp => need(&mut self.memory.regs.router_counts, "router_counts")?,
+            _ => self.own_counts(chunk, unit)?,
+        };
+        let sum = self.sum_counts(axis, mine)?;
+        if axis == Axis::Tp && self.place.grid_cp > 1 {
+            self.memory.regs.router_counts = Some(sum);
+            return Ok(());
+        }
         let experts = self.run.model.moe.as_ref().map_or(0, |moe| moe.experts);
         let saved = self.memory.saved.entry((chunk, unit)).or_default();
-        let mut mine = Vec::with_capacity(layers.len() * experts + 1);
-        for layer in layers.clone() {
+        let before = saved.counts.remove(&POOLED).filter(|_| chunk > 0);
+        let mut pooled = before.unwrap_or_else(|| vec![0.0; experts]);
+        for (layer, counts) in self.run.layout.stages[chunk].clone().zip(sum.chunks_exact(experts)) {
+            add(&mut pooled, counts);
+            saved.counts.insert(layer, counts.to_vec());
+        }
+        saved.counts.insert(POOLED, pooled);
+        saved.targets = f64::from(sum[sum.len() - 1]);
+        Ok(())
+    }
+
+    /// Those of the hosted slices, by layer and expert, and behind them the rows with a target.
+    fn own_counts(&mut self, chunk: usize, unit: Unit) -> Result<Vec<f32>, TrainError> {
+        let saved = self.memory.saved.entry((chunk, unit)).or_default();
+        let mut mine = Vec::new();
+        for layer in self.run.layout.stages[chunk].clone() {
             let routed = saved.layers.get(&layer).and_then(|kept| kept.routed.as_ref());
             let routed =
                 routed.ok_or_else(|| TrainError::Internal(format!("layer {layer} has not routed {unit:?}")))?;
@@ -28,27 +52,21 @@ impl Executor<'_> {
         // Rows that have a target are known to every tensor position: the first one speaks.
         let targets = self.memory.tokens[&unit].targets.iter().filter(|t| **t != data::IGNORE).count();
         mine.push(if self.place.at.tp == 0 { targets as f32 } else { 0.0 });
-        let group = &self.comm.tp;
-        let mut all = mine.clone();
-        if group.len() > 1 {
-            let part = |i: usize| std::iter::once(i * mine.len()..(i + 1) * mine.len()).collect();
-            let parts: Vec<_> = (0..group.len()).map(part).collect();
-            all = vec![0.0; mine.len() * group.len()];
-            self.comm.endpoint.all_gather(group, &parts, &mine, &mut all)?;
+        Ok(mine)
+    }
+
+    fn sum_counts(&self, axis: Axis, mine: Vec<f32>) -> Result<Vec<f32>, TrainError> {
+        let group = self.comm.group(axis);
+        if group.len() == 1 {
+            return Ok(mine);
         }
-        let before = saved.counts.remove(&POOLED).filter(|_| chunk > 0);
-        let mut pooled = before.unwrap_or_else(|| vec![0.0; experts]);
-        for (i, layer) in layers.enumerate() {
-            let mut counts = vec![0.0; experts];
-            for member in all.chunks_exact(mine.len()) {
-                add(&mut counts, &member[i * experts..(i + 1) * experts]);
-            }
-            add(&mut pooled, &counts);
-            saved.counts.insert(layer, counts);
-        }
-        saved.counts.insert(POOLED, pooled);
-        saved.targets = all.chunks_exact(mine.len()).map(|member| f64::from(member[mine.len() - 1])).sum();
-        Ok(())
+        let part = |i: usize| std::iter::once(i * mine.len()..(i + 1) * mine.len()).collect();
+        let parts: Vec<_> = (0..group.len()).map(part).collect();
+        let mut all = vec![0.0; mine.len() * group.len()];
+        self.comm.endpoint.all_gather(group, &parts, &mine, &mut all)?;
+        let mut sum = vec![0.0; mine.len()];
+        all.chunks_exact(mine.len()).for_each(|member| add(&mut sum, member));
+        Ok(sum)
     }
 
     /// Experts whose counts ride along with the stream between chunks, for an auxiliary loss over all layers: forward

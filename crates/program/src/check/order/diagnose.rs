@@ -33,7 +33,7 @@ fn name(op: &Op) -> String {
 fn of_unit(op: &Op) -> bool {
     match op {
         Op::Compute(..) => true,
-        Op::Collective { axis, .. } => *axis == Axis::Tp,
+        Op::Collective { axis, .. } => matches!(axis, Axis::Tp | Axis::Cp),
         Op::Send { value, .. } | Op::Recv { value, .. } => *value != Value::TiedGrads,
         _ => false,
     }

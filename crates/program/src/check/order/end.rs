@@ -31,7 +31,7 @@ impl Order<'_> {
         if exchange != want {
             return self.wrong(at, format!("with zero {} it is {want:?}", self.step.layout.zero));
         }
-        self.want_bytes(at, bytes, self.step.sizes.grads(instr.chunk, self.at.dp, exchange));
+        self.want_bytes(at, bytes, self.step.sizes.grads(instr.chunk, self.step.layout.holder(self.at), exchange));
         let chunk = &mut self.chunks[local];
         if std::mem::replace(&mut chunk.grads, true) {
             return self.double(at);
@@ -122,7 +122,7 @@ impl Order<'_> {
         if self.step.layout.zero == 0 {
             return self.wrong(at, "with zero 0 every rank updates all of its parameters");
         }
-        self.want_bytes(at, bytes, self.step.sizes.params(instr.chunk, self.at.dp));
+        self.want_bytes(at, bytes, self.step.sizes.params(instr.chunk, self.step.layout.holder(self.at)));
         let chunk = &mut self.chunks[local];
         if std::mem::replace(&mut chunk.params, true) {
             return self.double(at);

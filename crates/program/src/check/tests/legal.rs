@@ -18,7 +18,7 @@ fn adjacent_sends_may_swap() {
     let mut case = Case::small([1, 2, 4], Schedule::OneFOneB, |_, _| {});
     for tp in 0..2 {
         // Position 1 in the steady state: the activation waits until the gradient is ready to go as well.
-        let rank = case.layout.rank(spec::Coords { dp: 0, pp: 1, tp });
+        let rank = case.layout.rank(spec::Coords { dp: 0, cp: 0, pp: 1, tp });
         let instrs = &mut case.programs[rank].instrs;
         let is = |value| move |op: &Op| matches!(op, Op::Send { value: v, .. } if *v == value);
         let grad = instrs.iter().position(|i| is(Value::ActivationGrad)(&i.op)).unwrap();
@@ -28,7 +28,7 @@ fn adjacent_sends_may_swap() {
     }
     assert_legal(&case);
     for tp in 0..2 {
-        let rank = case.layout.rank(spec::Coords { dp: 0, pp: 1, tp });
+        let rank = case.layout.rank(spec::Coords { dp: 0, cp: 0, pp: 1, tp });
         let instrs = &mut case.programs[rank].instrs;
         let sends = instrs.windows(2).position(|w| w.iter().all(|i| matches!(i.op, Op::Send { .. }))).unwrap();
         instrs.swap(sends, sends + 1);

@@ -22,6 +22,7 @@ prop_compose! {
         microbatch in 1usize..3,
         grid_tp in prop_oneof![Just(1usize), Just(2), Just(4)],
         tp_halvings in 0usize..3,
+        [grid_cp_doublings, cp_doublings] in prop_oneof![Just([0u32, 0]), Just([1, 0]), Just([1, 1]), Just([2, 1]), Just([2, 2])],
         pp in 1usize..5,
         vpp in 1usize..4,
         extra_layers in 0usize..4,
@@ -45,9 +46,11 @@ prop_compose! {
         let model = Model { tied, qk_norm, ..testing::model(chunks + extra_layers) };
         let batch = grid_dp * microbatches * microbatch;
         let grid = Grid::new(&model, batch, SEQ, microbatch, Some(grid_dp), grid_tp).unwrap();
+        let grid = grid.with_context(1 << grid_cp_doublings, SEQ).unwrap();
         let (dp, tp) = (1 + dp_seed % grid_dp, grid_tp >> tp_halvings.min(grid_tp.ilog2() as usize));
         let request = LayoutRequest {
             zero,
+            cp: 1 << cp_doublings,
             vpp: (schedule == Schedule::Interleaved && pp > 1).then_some(vpp),
             cells: (!even).then(|| uneven(grid_dp, dp, &seed)),
             stages: (!even).then(|| uneven(model.layers, chunks, &seed)),
@@ -68,7 +71,7 @@ proptest! {
         let units = (case.grid.dp * case.grid.microbatches) as u64;
         let passes = if case.mode == Mode::Train { 3 } else { 1 };
         let busy: u64 = report.ranks.iter().map(|r| r.busy).sum();
-        prop_assert_eq!(busy, layers * units * passes * TICKS_PER_LAYER * case.layout.tp as u64);
+        prop_assert_eq!(busy, layers * units * passes * TICKS_PER_LAYER * (case.layout.cp * case.layout.tp) as u64);
     }
 
     /// Any one instruction lost is found, and nothing panics.
@@ -98,22 +101,27 @@ proptest! {
     fn sizes_add_up_over_the_group(case in cases()) {
         let Case { model, grid, layout, .. } = &case;
         let sizes = Sizes::new(model, grid, layout, SEQ);
-        let (tp, dp) = (layout.tp as u64, layout.dp as u64);
-        let stream = 4 * (grid.microbatch * SEQ * model.hidden) as u64;
+        let (tp, cp, holders) = (layout.tp as u64, layout.cp as u64, layout.holders() as u64);
+        let stream = 4 * (grid.microbatch * SEQ / layout.cp * model.hidden) as u64;
         prop_assert_eq!(sizes.rows() * tp, stream * (tp - 1));
         prop_assert_eq!(sizes.activation(Mode::Train) * tp, stream);
         // Tensor cells are powers of two here: one subtree a rank, the bytes of a ring.
         prop_assert_eq!(sizes.partial(0) * tp, stream * (tp - 1));
         prop_assert_eq!(sizes.partial_embed() * tp, stream * (tp - 1));
+        // Keys and values of all positions; cells are powers of two: one subtree a rank.
+        let keys = if grid.cp > 1 { 4 * (2 * grid.microbatch * SEQ * model.kv_heads * model.head_dim) as u64 / tp } else { 0 };
+        prop_assert_eq!(sizes.keys() * cp, keys * (cp - 1));
+        prop_assert_eq!(sizes.key_grads(0) * cp, keys * (cp - 1));
         for chunk in 0..layout.chunks() {
             let held: usize = crate::state::slice_lens(model, grid, layout, chunk).iter().sum();
-            let params: u64 = (0..layout.dp).map(|i| sizes.params(chunk, i)).sum();
-            prop_assert_eq!(params, 4 * held as u64 * (dp - 1));
-            let gather: u64 = (0..layout.dp).map(|i| sizes.grads(chunk, i, Exchange::AllGather)).sum();
+            let params: u64 = (0..layout.holders()).map(|i| sizes.params(chunk, i)).sum();
+            prop_assert_eq!(params, 4 * held as u64 * (holders - 1));
+            let gather: u64 = (0..layout.holders()).map(|i| sizes.grads(chunk, i, Exchange::AllGather)).sum();
             let twice = if model.tied && layout.pp == 1 { model.vocab_padded() / layout.tp * model.hidden } else { 0 };
-            prop_assert_eq!(gather, 4 * (held + twice) as u64 * (dp - 1));
+            prop_assert_eq!(gather, 4 * (held + twice) as u64 * (holders - 1));
             let norms: u64 = (0..layout.tp).map(|i| sizes.norm_grads(chunk, i)).sum();
-            let want = 4 * crate::state::norm_elements(model, layout, chunk) as u64;
+            let lanes = (grid.cp / layout.cp) as u64;
+            let want = 4 * lanes * crate::state::norm_elements(model, layout, chunk) as u64;
             prop_assert_eq!(norms, 2 * want * (tp - 1));
         }
     }

@@ -1,61 +1,35 @@
-//! Attention: query, key and value are column-parallel, the output projection is row-parallel.
+//! Queries, keys and values out of the normed rows: projections, QK-norm, rotation.
 
 use std::ops::Range;
 
-use kernels::{Acc, AttnShape, Mat, MatMut, Queries};
+use kernels::{Acc, Mat, MatMut};
 use spec::Unit;
 use spec::tensors::Role;
 
-use super::{Env, Part, grad_rows, linear, need, partials, store_norm_leaf, weight_grad};
-use crate::buffers::{AttnWeights, LayerSaved, Memory};
+use super::super::{Env, Part, linear, need, partials, store_norm_leaf, weight_grad};
+use super::{put_layer, take_layer};
+use crate::buffers::{LayerSaved, Memory, QkvWeights};
 use crate::error::TrainError;
 use crate::state::ChunkState;
 
-fn shape(env: &Env) -> AttnShape {
-    let place = env.place;
-    AttnShape {
-        batch: env.lanes.len() * place.batch,
-        seq: place.seq_lane,
-        queries: Queries::all(place.seq_lane),
-        heads: place.heads_cell * place.num_cells(),
-        kv_heads: place.kv_heads_cell * place.num_cells(),
-        head_dim: place.head_dim,
-    }
-}
-
-/// Partial outputs, one leaf per hosted cell.
+/// Rotated queries and keys, and values; kept.
 pub fn forward(env: &Env, chunk: &ChunkState, memory: &mut Memory, unit: Unit, layer: usize) -> Result<(), TrainError> {
     let (place, rows, ctx) = (env.place, env.rows(), env.ctx);
-    let (hidden, shape) = (place.hidden, shape(env));
-    let key = (chunk.chunk, unit);
-    let mut kept = memory.saved.entry(key).or_default().layers.remove(&layer).unwrap_or_default();
+    let mut kept = take_layer(memory, chunk.chunk, unit, layer);
     kept.n_attn = need(&mut memory.regs.rows, "rows")?;
     kept.q = memory.pool.take(rows * place.q_width());
     kept.k = memory.pool.take(rows * place.kv_width());
     kept.v = memory.pool.take(rows * place.kv_width());
     for (role, out) in [(Role::Q, &mut kept.q), (Role::K, &mut kept.k), (Role::V, &mut kept.v)] {
-        linear(ctx, &kept.n_attn, rows, chunk.param(layer, role), hidden, out);
+        linear(ctx, &kept.n_attn, rows, chunk.param(layer, role), place.hidden, out);
     }
     if env.model.qk_norm {
         norm_heads(env, chunk, memory, layer, &mut kept);
     }
-    let tokens = &memory.tokens[&unit];
-    kernels::rope(ctx, env.rope, &tokens.positions, shape.heads, &mut kept.q);
-    kernels::rope(ctx, env.rope, &tokens.positions, shape.kv_heads, &mut kept.k);
-    kept.o = memory.pool.take(rows * place.q_width());
-    kept.lse = memory.pool.take(rows * shape.heads);
-    let doc_start = &memory.tokens[&unit].doc_start;
-    kernels::attention(ctx, &shape, &kept.q, &kept.k, &kept.v, doc_start, &mut kept.o, &mut kept.lse);
-
-    let cell = place.heads_cell * place.head_dim;
-    let o = Mat::new(&kept.o, rows, place.q_width());
-    let sums = partials(env, memory, rows * hidden, |_, i, out| {
-        let w = Mat::new(chunk.param_slice(layer, Role::O, i), hidden, cell);
-        let o = o.cols_range(place.cell_cols(i, cell));
-        kernels::product(ctx, o, w.t(), MatMut::new(out, rows, hidden), Acc::Store);
-    });
-    memory.regs.partials = Some(sums);
-    memory.saved.entry(key).or_default().layers.insert(layer, kept);
+    let positions = &memory.tokens[&unit].positions;
+    kernels::rope(ctx, env.rope, positions, place.q_width() / place.head_dim, &mut kept.q);
+    kernels::rope(ctx, env.rope, positions, place.kv_width() / place.head_dim, &mut kept.k);
+    put_layer(memory, chunk.chunk, unit, layer, kept);
     Ok(())
 }
 
@@ -85,43 +59,13 @@ pub fn backward(
     part: Part,
 ) -> Result<(), TrainError> {
     let (place, rows, ctx) = (env.place, env.rows(), env.ctx);
-    let (hidden, shape) = (place.hidden, shape(env));
-    let key = (chunk.chunk, unit);
-    let mut kept = memory.saved.entry(key).or_default().layers.remove(&layer).unwrap_or_default();
-    let grad = grad_rows(memory)?;
-    if part == Part::Whole {
-        output_gradient(env, chunk, layer, &grad.rows, &kept.o);
-    }
-
-    let cell = place.heads_cell * place.head_dim;
-    let dy = Mat::new(&grad.rows, rows, hidden);
-    let mut d_o = memory.pool.take(rows * place.q_width());
-    for i in 0..place.num_cells() {
-        let w = Mat::new(chunk.param_slice(layer, Role::O, i), hidden, cell);
-        let out = MatMut::new(&mut d_o, rows, place.q_width()).cols_range(place.cell_cols(i, cell));
-        kernels::product(ctx, dy, w, out, Acc::Store);
-    }
-
-    let mut dq = memory.pool.take(rows * place.q_width());
-    let mut dk = memory.pool.take(rows * place.kv_width());
-    let mut dv = memory.pool.take(rows * place.kv_width());
-    let tokens = &memory.tokens[&unit];
-    kernels::attention_backward(
-        ctx,
-        &shape,
-        &kept.q,
-        &kept.k,
-        &kept.v,
-        &kept.o,
-        &kept.lse,
-        &d_o,
-        &tokens.doc_start,
-        &mut dq,
-        &mut dk,
-        &mut dv,
-    );
-    kernels::rope_backward(ctx, env.rope, &tokens.positions, shape.heads, &mut dq);
-    kernels::rope_backward(ctx, env.rope, &tokens.positions, shape.kv_heads, &mut dk);
+    let hidden = place.hidden;
+    let mut kept = take_layer(memory, chunk.chunk, unit, layer);
+    let mut dq = need(&mut memory.regs.d_q, "d_q")?;
+    let [mut dk, dv] = need(&mut memory.regs.d_keys, "d_keys")?;
+    let positions = &memory.tokens[&unit].positions;
+    kernels::rope_backward(ctx, env.rope, positions, place.q_width() / place.head_dim, &mut dq);
+    kernels::rope_backward(ctx, env.rope, positions, place.kv_width() / place.head_dim, &mut dk);
     if env.model.qk_norm {
         [dq, dk] = norm_heads_backward(env, chunk, memory, layer, &mut kept, [dq, dk])?;
     }
@@ -140,23 +84,12 @@ pub fn backward(
         }
     });
     memory.regs.partials = Some(sums);
-    let [n, o] = [&mut kept.n_attn, &mut kept.o].map(std::mem::take);
-    let LayerSaved { q, k, v, lse, .. } = &mut kept;
-    for spent in [q, k, v, lse] {
-        memory.pool.give(std::mem::take(spent));
-    }
-    memory.pool.give(d_o);
+    let n = std::mem::take(&mut kept.n_attn);
     match part {
-        Part::Whole => {
-            grad.release(memory);
-            [n, o, dq, dk, dv].into_iter().for_each(|b| memory.pool.give(b));
-        }
-        Part::Input => {
-            let dy = grad.keep(memory);
-            kept.attn_weights = Some(AttnWeights { dy, o, n, dq, dk, dv });
-        }
+        Part::Whole => [n, dq, dk, dv].into_iter().for_each(|b| memory.pool.give(b)),
+        Part::Input => kept.qkv_weights = Some(QkvWeights { n, dq, dk, dv }),
     }
-    memory.saved.entry(key).or_default().layers.insert(layer, kept);
+    put_layer(memory, chunk.chunk, unit, layer, kept);
     Ok(())
 }
 
@@ -170,23 +103,11 @@ pub fn backward_weight(
 ) -> Result<(), TrainError> {
     let layers = &mut memory.saved.entry((chunk.chunk, unit)).or_default().layers;
     let kept = layers.entry(layer).or_default();
-    let AttnWeights { dy, o, n, dq, dk, dv } = need(&mut kept.attn_weights, "attn_weights")?;
-    output_gradient(env, chunk, layer, &dy, &o);
+    let QkvWeights { n, dq, dk, dv } = need(&mut kept.qkv_weights, "qkv_weights")?;
     input_gradients(env, chunk, layer, &n, [&dq, &dk, &dv]);
-    [dy, o, n, dq, dk, dv].into_iter().for_each(|b| memory.pool.give(b));
+    [n, dq, dk, dv].into_iter().for_each(|b| memory.pool.give(b));
     memory.settle_layer(chunk.chunk, unit, layer);
     Ok(())
-}
-
-/// Gradient of the output projection out of all rows' gradients and attention outputs.
-fn output_gradient(env: &Env, chunk: &mut ChunkState, layer: usize, dy: &[f32], o: &[f32]) {
-    let (place, rows) = (env.place, env.rows());
-    let cell = place.heads_cell * place.head_dim;
-    let output = chunk.held(layer, Role::O).clone();
-    for i in 0..place.num_cells() {
-        let o = Mat::new(o, rows, place.q_width()).cols_range(place.cell_cols(i, cell));
-        weight_grad(env, Mat::new(dy, rows, place.hidden), o, &mut chunk.grads, output.slice(i));
-    }
 }
 
 /// Gradients of the query, key and value projections.
