@@ -2,9 +2,11 @@
 
 use std::fmt;
 use std::ops::Range;
+use std::sync::{Mutex, PoisonError};
 
 use crate::mat::MatMut;
 use crate::simd::{Level, Simd};
+use crate::team::Team;
 
 /// Elements below which a second thread costs more than it brings.
 const GRAIN_ELEMENTS: usize = 32 * 1024;
@@ -14,7 +16,7 @@ pub struct Ctx {
     simd: Simd,
     level: Level,
     threads: usize,
-    pool: Option<rayon::ThreadPool>,
+    team: Option<Team>,
 }
 
 impl fmt::Debug for Ctx {
@@ -33,22 +35,19 @@ impl Ctx {
         Self::with_start(simd, threads, |_| {})
     }
 
-    /// [`Ctx::new`] where each of several threads first calls `start` with its number, such as to keep to a core.
+    /// [`Ctx::new`] where each of several threads first calls `start` with its number, such as to keep to a core;
+    /// thread 0 is the caller.
     ///
     /// # Panics
     /// As [`Ctx::new`].
     pub fn with_start(simd: Simd, threads: usize, start: impl Fn(usize) + Send + Sync + 'static) -> Self {
         let level = Level::new(simd).unwrap_or_else(|e| panic!("{e}"));
         let threads = threads.max(1);
-        let pool = (threads > 1).then(|| {
-            rayon::ThreadPoolBuilder::new()
-                .num_threads(threads)
-                .thread_name(|i| format!("kernel-{i}"))
-                .start_handler(start)
-                .build()
+        let team = (threads > 1).then(|| {
+            Team::new(threads, start)
                 .unwrap_or_else(|e| panic!("cannot start {threads} kernel threads: {e}; use fewer"))
         });
-        Ctx { simd, level, threads, pool }
+        Ctx { simd, level, threads, team }
     }
 
     /// The instruction path.
@@ -76,27 +75,42 @@ impl Ctx {
         self.split_parts(n, pieces, part, &f);
     }
 
-    /// Cuts `0..n` and the parts that belong to it in `pieces` fixed ranges; idle threads steal whole ranges.
+    /// Cuts `0..n` and the parts that belong to it in `pieces` fixed ranges, run as by [`Ctx::each`].
     pub(crate) fn split_parts<P: Part>(&self, n: usize, pieces: usize, part: P, f: &(impl Fn(Range<usize>, P) + Sync)) {
+        let pieces = pieces.min(n);
         if n == 0 {
             return;
         }
-        let pieces = pieces.clamp(1, n);
-        match &self.pool {
-            Some(pool) if pieces > 1 => pool.install(|| cut_and_run(0..n, pieces, part, f)),
-            _ => f(0..n, part),
+        if pieces <= 1 || self.team.is_none() {
+            return f(0..n, part);
         }
+        let (mut items, mut rest) = (Vec::with_capacity(pieces), part);
+        for i in 0..pieces {
+            let range = n * i / pieces..n * (i + 1) / pieces;
+            let (part, after) = rest.cut(range.len());
+            items.push((range, part));
+            rest = after;
+        }
+        self.each(items, &|_, (range, part)| f(range, part));
     }
-}
 
-fn cut_and_run<P: Part>(range: Range<usize>, pieces: usize, part: P, f: &(impl Fn(Range<usize>, P) + Sync)) {
-    if pieces <= 1 {
-        return f(range, part);
+    /// Calls `f` once for every item, with its index. Threads begin at different items, and take what is left.
+    pub(crate) fn each<P: Send>(&self, items: Vec<P>, f: &(impl Fn(usize, P) + Sync)) {
+        let turn = self.team.as_ref().filter(|_| items.len() > 1).and_then(Team::turn);
+        let Some(turn) = turn else {
+            return items.into_iter().enumerate().for_each(|(i, item)| f(i, item));
+        };
+        let slots: Vec<_> = items.into_iter().map(|item| Mutex::new(Some(item))).collect();
+        turn.run(&|thread| {
+            let first = slots.len() * thread / self.threads;
+            for i in (first..slots.len()).chain(0..first) {
+                let item = slots[i].lock().unwrap_or_else(PoisonError::into_inner).take();
+                if let Some(item) = item {
+                    f(i, item);
+                }
+            }
+        });
     }
-    let left = pieces / 2;
-    let mid = range.start + range.len() * left / pieces;
-    let (a, b) = part.cut(mid - range.start);
-    rayon::join(|| cut_and_run(range.start..mid, left, a, f), || cut_and_run(mid..range.end, pieces - left, b, f));
 }
 
 /// Something that can be cut in front of item `at`.
@@ -117,16 +131,6 @@ impl<T: Send> Part for Rows<'_, T> {
     fn cut(self, at: usize) -> (Self, Self) {
         let (a, b) = self.0.split_at_mut(at * self.1);
         (Rows(a, self.1), Rows(b, self.1))
-    }
-}
-
-/// A matrix that is cut along its columns.
-pub(crate) struct Columns<'a>(pub MatMut<'a>);
-
-impl Part for Columns<'_> {
-    fn cut(self, at: usize) -> (Self, Self) {
-        let (a, b) = self.0.split_cols(at);
-        (Columns(a), Columns(b))
     }
 }
 

@@ -26,6 +26,7 @@ mod random;
 mod rope;
 mod router;
 mod simd;
+mod team;
 mod xent;
 
 pub use attention::{AttnShape, Queries, attention, attention_backward};

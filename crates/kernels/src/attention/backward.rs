@@ -1,12 +1,17 @@
-//! Backward pass: weights are recomputed from the saved log-sum-exp; key/value heads are free of each other.
+//! Backward pass: weights are recomputed from the saved log-sum-exp; key/value heads are free of each other, and each
+//! is packed once for all query heads and tiles.
+
+use std::ops::Range;
 
 use super::queries::Tile;
-use super::{AttnShape, BLOCK, SCRATCH, Scratch, first_block, head_block, row_dots, visible};
+use super::{
+    AttnShape, BLOCK, SCRATCH, Scratch, first_block, head_block, key_parts, pack_blocks, row_dots, row_parts, visible,
+};
 use crate::Acc;
-use crate::ctx::{Ctx, Part};
+use crate::ctx::Ctx;
 use crate::mat::{Mat, MatMut};
 use crate::math::exp;
-use crate::product::serial;
+use crate::product::Panels;
 use crate::simd::{Level, by_level};
 
 /// Gradients of [`attention`](super::attention) wrt q, k and v; stored.
@@ -42,30 +47,24 @@ pub fn attention_backward(
         return;
     }
     let input = Input { shape: *shape, q, k, v, o, lse, d_o, doc_start };
-    let grads = Grads {
-        shape: *shape,
-        first: 0,
-        dq: MatMut::new(dq, shape.rows(), shape.q_width()),
-        dk: MatMut::new(dk, shape.keys(), shape.kv_width()),
-        dv: MatMut::new(dv, shape.keys(), shape.kv_width()),
-    };
-    // First by sequence, then by key/value head inside of one sequence.
-    ctx.split_parts(shape.batch, usize::MAX, grads, &|batches, mut grads: Grads| {
-        for b in batches {
-            let (one, rest) = grads.cut(1);
-            grads = rest;
-            let heads = HeadGrads { head_dim: shape.head_dim, group: shape.group(), grads: one };
-            ctx.split_parts(shape.kv_heads, usize::MAX, heads, &|kv_heads, mut heads: HeadGrads| {
-                for g in kv_heads {
-                    let (one, rest) = heads.cut(1);
-                    heads = rest;
-                    SCRATCH.with_borrow_mut(|scratch| {
-                        key_value_head(ctx.level(), &input, b, g, one.grads, scratch);
-                    });
-                }
-            });
+    let mut items = Vec::with_capacity(shape.batch * shape.kv_heads);
+    let mut dq = MatMut::new(dq, shape.rows(), shape.q_width());
+    let mut dk = MatMut::new(dk, shape.keys(), shape.kv_width());
+    let mut dv = MatMut::new(dv, shape.keys(), shape.kv_width());
+    for b in 0..shape.batch {
+        let (mut dq_rows, mut dk_rows, mut dv_rows);
+        (dq_rows, dq) = dq.split_rows(shape.queries.len());
+        (dk_rows, dk) = dk.split_rows(shape.seq);
+        (dv_rows, dv) = dv.split_rows(shape.seq);
+        for kv_head in 0..shape.kv_heads {
+            let (dq, dk, dv);
+            (dq, dq_rows) = dq_rows.split_cols(shape.group() * shape.head_dim);
+            (dk, dk_rows) = dk_rows.split_cols(shape.head_dim);
+            (dv, dv_rows) = dv_rows.split_cols(shape.head_dim);
+            items.push(Item { b, kv_head, dq, dk, dv });
         }
-    });
+    }
+    ctx.each(items, &|_, item| SCRATCH.with_borrow_mut(|scratch| item.compute(ctx.level(), &input, scratch)));
 }
 
 struct Input<'a> {
@@ -79,79 +78,73 @@ struct Input<'a> {
     doc_start: &'a [u32],
 }
 
-/// Gradients of consecutive sequences.
-struct Grads<'a> {
-    shape: AttnShape,
-    first: usize,
+/// The gradients of one key/value head in one sequence, with those of the query heads of its group.
+struct Item<'a> {
+    b: usize,
+    kv_head: usize,
     dq: MatMut<'a>,
     dk: MatMut<'a>,
     dv: MatMut<'a>,
 }
 
-impl Part for Grads<'_> {
-    fn cut(self, at: usize) -> (Self, Self) {
-        let (rows, keys) = (at * self.shape.queries.len(), at * self.shape.seq);
-        let ((dq, dq1), (dk, dk1), (dv, dv1)) = (self.dq.cut(rows), self.dk.cut(keys), self.dv.cut(keys));
-        (Grads { dq, dk, dv, ..self }, Grads { first: self.first + at, dq: dq1, dk: dk1, dv: dv1, ..self })
-    }
-}
-
-/// Gradients of consecutive key/value heads, with the query heads of their groups.
-struct HeadGrads<'a> {
-    head_dim: usize,
-    group: usize,
-    grads: Grads<'a>,
-}
-
-impl Part for HeadGrads<'_> {
-    fn cut(self, at: usize) -> (Self, Self) {
-        let columns = at * self.head_dim;
-        let HeadGrads { head_dim, group, grads } = self;
-        let (dq, dq1) = grads.dq.split_cols(columns * group);
-        let (dk, dk1) = grads.dk.split_cols(columns);
-        let (dv, dv1) = grads.dv.split_cols(columns);
-        (
-            HeadGrads { head_dim, group, grads: Grads { dq, dk, dv, ..grads } },
-            HeadGrads { head_dim, group, grads: Grads { dq: dq1, dk: dk1, dv: dv1, ..grads } },
-        )
-    }
-}
-
-/// Key/value head `g` and its query heads, in sequence `b`.
-fn key_value_head(level: Level, input: &Input, b: usize, g: usize, mut grads: Grads, scratch: &mut Scratch) {
-    let AttnShape { seq, queries, heads, kv_heads, head_dim: d, .. } = input.shape;
-    let group = input.shape.group();
-    let weights = scratch.scores.take(BLOCK * BLOCK);
-    let d_scores = scratch.other.take(BLOCK * BLOCK);
-    let (delta, lse) = scratch.rows.take(2 * BLOCK).split_at_mut(BLOCK);
-    grads.dq.fill(0.0);
-    grads.dk.fill(0.0);
-    grads.dv.fill(0.0);
-    for (j, h) in (g * group..(g + 1) * group).enumerate() {
-        for Tile { row, at, rows } in (0..queries.tiles()).map(|i| queries.tile(i)) {
-            let first = b * queries.len() + row;
-            let tile = first..first + rows;
-            let doc_start = &input.doc_start[tile.clone()];
-            let q = head_block(input.q, heads, d, h, tile.clone());
-            let d_o = head_block(input.d_o, heads, d, h, tile.clone());
-            row_dots(level, d_o, head_block(input.o, heads, d, h, tile.clone()), &mut delta[..rows]);
-            for (r, lse) in lse[..rows].iter_mut().enumerate() {
-                *lse = input.lse[(tile.start + r) * heads + h];
-            }
-            for k0 in (first_block(doc_start)..at + rows).step_by(BLOCK) {
-                let keys = BLOCK.min(seq - k0);
-                let block = b * seq + k0..b * seq + k0 + keys;
-                let k = head_block(input.k, kv_heads, d, g, block.clone());
-                let v = head_block(input.v, kv_heads, d, g, block);
-                serial(level, q, k.t(), MatMut::with_stride(weights, rows, keys, BLOCK), Acc::Store);
-                serial(level, d_o, v.t(), MatMut::with_stride(d_scores, rows, keys, BLOCK), Acc::Store);
-                score_gradient(level, weights, d_scores, input.shape.scale(), at, k0, doc_start, lse, delta);
-                let p = Mat::with_stride(weights, rows, keys, BLOCK);
-                let ds = Mat::with_stride(d_scores, rows, keys, BLOCK);
-                let dq = grads.dq.reborrow().rows_range(row..row + rows).cols_range(j * d..(j + 1) * d);
-                serial(level, p.t(), d_o, grads.dv.reborrow().rows_range(k0..k0 + keys), Acc::Add);
-                serial(level, ds.t(), q, grads.dk.reborrow().rows_range(k0..k0 + keys), Acc::Add);
-                serial(level, ds, k, dq, Acc::Add);
+impl Item<'_> {
+    fn compute(mut self, level: Level, input: &Input, scratch: &mut Scratch) {
+        let AttnShape { seq, queries, heads, kv_heads, head_dim: d, .. } = input.shape;
+        self.dq.fill(0.0);
+        self.dk.fill(0.0);
+        self.dv.fill(0.0);
+        let base = self.b * queries.len();
+        let span = (first_block(&input.doc_start[base..base + queries.len()]), queries.end());
+        let keys_of = |data, keys: Range<usize>| {
+            head_block(data, kv_heads, d, self.kv_head, self.b * seq + keys.start..self.b * seq + keys.end)
+        };
+        let (turned, straight) = (Panels::len(level, d, BLOCK), Panels::len(level, BLOCK, d));
+        let kt_blocks = pack_blocks(level, &mut scratch.keys_turned, span, turned, |keys| keys_of(input.k, keys).t());
+        let vt_blocks = pack_blocks(level, &mut scratch.values, span, turned, |keys| keys_of(input.v, keys).t());
+        let k_blocks = pack_blocks(level, &mut scratch.keys, span, straight, |keys| keys_of(input.k, keys));
+        let weights = scratch.scores.take(BLOCK * BLOCK);
+        let d_scores = scratch.other.take(BLOCK * BLOCK);
+        let (delta, lse) = scratch.rows.take(2 * BLOCK).split_at_mut(BLOCK);
+        let group = input.shape.group();
+        for (j, h) in (self.kv_head * group..(self.kv_head + 1) * group).enumerate() {
+            for Tile { row, at, rows } in (0..queries.tiles()).map(|i| queries.tile(i)) {
+                let tile = base + row..base + row + rows;
+                let doc_start = &input.doc_start[tile.clone()];
+                let q = head_block(input.q, heads, d, h, tile.clone());
+                let d_o = head_block(input.d_o, heads, d, h, tile.clone());
+                row_dots(level, d_o, head_block(input.o, heads, d, h, tile.clone()), &mut delta[..rows]);
+                for (lse, row) in lse.iter_mut().zip(tile) {
+                    *lse = input.lse[row * heads + h];
+                }
+                let q_panels = Panels::pack(level, q, scratch.queries.take(straight));
+                let d_o_panels = Panels::pack(level, d_o, scratch.d_outputs.take(straight));
+                for k0 in (first_block(doc_start)..at + rows).step_by(BLOCK) {
+                    let block = (k0 - span.0) / BLOCK;
+                    let keys = BLOCK.min(span.1 - k0);
+                    for (r, n) in row_parts(at, rows, k0, keys) {
+                        let p = MatMut::with_stride(&mut weights[r.start * BLOCK..], r.len(), n, BLOCK);
+                        kt_blocks[block].multiply(level, q.rows_range(r.clone()), 0..d, p, Acc::Store);
+                        let dp = MatMut::with_stride(&mut d_scores[r.start * BLOCK..], r.len(), n, BLOCK);
+                        vt_blocks[block].multiply(level, d_o.rows_range(r), 0..d, dp, Acc::Store);
+                    }
+                    score_gradient(level, weights, d_scores, input.shape.scale(), at, k0, doc_start, lse, delta);
+                    let p = Mat::with_stride(weights, rows, keys, BLOCK);
+                    let ds = Mat::with_stride(d_scores, rows, keys, BLOCK);
+                    for (c, r) in key_parts(at, rows, k0, keys) {
+                        let to = k0 + c.start..k0 + c.end;
+                        let p = p.rows_range(r.clone()).cols_range(c.clone()).t();
+                        let ds = ds.rows_range(r.clone()).cols_range(c).t();
+                        let dv = self.dv.reborrow().rows_range(to.clone());
+                        d_o_panels.multiply(level, p, r.clone(), dv, Acc::Add);
+                        let dk = self.dk.reborrow().rows_range(to);
+                        q_panels.multiply(level, ds, r, dk, Acc::Add);
+                    }
+                    for (r, n) in row_parts(at, rows, k0, keys) {
+                        let ds = ds.rows_range(r.clone()).cols_range(0..n);
+                        let dq = self.dq.reborrow().rows_range(row + r.start..row + r.end);
+                        k_blocks[block].multiply(level, ds, 0..n, dq.cols_range(j * d..(j + 1) * d), Acc::Add);
+                    }
+                }
             }
         }
     }

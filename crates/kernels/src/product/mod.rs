@@ -9,7 +9,7 @@ use std::cell::RefCell;
 use std::ops::Range;
 
 use crate::Acc;
-use crate::ctx::{Columns, Ctx, Part};
+use crate::ctx::{Ctx, Part};
 use crate::mat::{Mat, MatMut};
 use crate::simd::{Level, Path};
 
@@ -59,7 +59,7 @@ impl Part for Strips<'_> {
     fn cut(self, at: usize) -> (Self, Self) {
         let width = self.width;
         let at = (at * width).min(self.c.cols());
-        let (Columns(a), Columns(b)) = Columns(self.c).cut(at);
+        let (a, b) = self.c.split_cols(at);
         (Strips { c: a, width }, Strips { c: b, width })
     }
 }
@@ -110,18 +110,77 @@ pub(crate) fn serial(level: Level, a: Mat, b: Mat, mut c: MatMut, acc: Acc) {
                         let buffer = a_buffer.take(a.rows * kb);
                         a = pack::dense(level, a.t(), buffer).t();
                     }
-                    multiply_block(level, a, panels, block, add);
+                    multiply_strips(level, a, panels.chunks_exact(kb * nr), block, add);
                 }
             }
         }
     });
 }
 
-/// One block of c from a block of a in any layout and the panels of one block of b.
-fn multiply_block(level: Level, a: Mat, panels: &[f32], mut c: MatMut, add: bool) {
+/// A right operand that is packed once for many products.
+#[derive(Clone, Copy)]
+pub(crate) struct Panels<'a> {
+    // For every inner block its strips.
+    data: &'a [f32],
+    k: usize,
+    n: usize,
+}
+
+impl<'a> Panels<'a> {
+    /// Floats that a k x n operand takes.
+    pub(crate) fn len(level: Level, k: usize, n: usize) -> usize {
+        k * n.next_multiple_of(tile(level).1)
+    }
+
+    /// Packs `b` into `buffer`, of which it uses [`Panels::len`].
+    pub(crate) fn pack(level: Level, b: Mat, buffer: &'a mut [f32]) -> Self {
+        let (_, nr) = tile(level);
+        let width = b.cols.next_multiple_of(nr);
+        let data = &mut buffer[..b.rows * width];
+        for k0 in (0..b.rows).step_by(KC) {
+            let k1 = b.rows.min(k0 + KC);
+            pack::pack(level, b.rows_range(k0..k1), nr, &mut data[k0 * width..k1 * width]);
+        }
+        Panels { data, k: b.rows, n: b.cols }
+    }
+
+    /// c = a b or c += a b with rows `inner` of b alone and as many of its columns as c has, by the law of
+    /// [`product`]; on the calling thread.
+    pub(crate) fn multiply(&self, level: Level, a: Mat, inner: Range<usize>, mut c: MatMut, acc: Acc) {
+        assert!(
+            a.rows == c.rows() && a.cols == inner.len() && inner.end <= self.k && c.cols() <= self.n,
+            "product of {} x {} and rows {inner:?}, columns 0..{} of {} x {}",
+            a.rows,
+            a.cols,
+            c.cols(),
+            self.k,
+            self.n
+        );
+        a.check();
+        let (_, nr) = tile(level);
+        let width = self.n.next_multiple_of(nr);
+        let mut add = acc == Acc::Add;
+        if inner.is_empty() && !add {
+            c.fill(0.0);
+        }
+        for k0 in (0..self.k).step_by(KC) {
+            let k1 = self.k.min(k0 + KC);
+            let (low, high) = (inner.start.clamp(k0, k1), inner.end.clamp(k0, k1));
+            if low < high {
+                let a = a.cols_range(low - inner.start..high - inner.start);
+                let strips = self.data[k0 * width..k1 * width].chunks_exact((k1 - k0) * nr);
+                multiply_strips(level, a, strips.map(|s| &s[(low - k0) * nr..(high - k0) * nr]), c.reborrow(), add);
+                add = true;
+            }
+        }
+    }
+}
+
+/// One block of c from a block of a in any layout and the strips of one block of b.
+fn multiply_strips<'a>(level: Level, a: Mat, strips: impl Iterator<Item = &'a [f32]>, mut c: MatMut, add: bool) {
     let (mr, nr) = tile(level);
     let (m, n) = (c.rows(), c.cols());
-    for (j, b) in (0..n).step_by(nr).zip(panels.chunks_exact(a.cols * nr)) {
+    for (j, b) in (0..n).step_by(nr).zip(strips) {
         let mut strip = c.reborrow().cols_range(j..n.min(j + nr));
         for rows in even(m, mr) {
             micro::tile(level, a.rows_range(rows.clone()), b, strip.reborrow().rows_range(rows), add);
