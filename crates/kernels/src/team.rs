@@ -114,7 +114,10 @@ impl Turn<'_> {
         let close = Close(shared);
         job(0);
         drop(close);
-        assert!(!shared.panicked.swap(false, Ordering::Relaxed), "a thread of the team panicked: see its message above");
+        assert!(
+            !shared.panicked.swap(false, Ordering::Relaxed),
+            "a thread of the team panicked: see its message above"
+        );
     }
 }
 

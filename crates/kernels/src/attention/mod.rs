@@ -87,13 +87,7 @@ impl AttnShape {
 }
 
 /// Rows `rows` (of the whole call) of head `head` in a matrix of `heads` heads.
-fn head_block<'a>(
-    data: &'a [f32],
-    heads: usize,
-    head_dim: usize,
-    head: usize,
-    rows: Range<usize>,
-) -> Mat<'a> {
+fn head_block<'a>(data: &'a [f32], heads: usize, head_dim: usize, head: usize, rows: Range<usize>) -> Mat<'a> {
     let width = heads * head_dim;
     Mat::new(data, data.len() / width, width).rows_range(rows).cols_range(head * head_dim..(head + 1) * head_dim)
 }
