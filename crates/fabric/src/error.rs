@@ -27,10 +27,11 @@ pub enum FabricError {
         /// How it was noticed.
         detail: String,
     },
-    /// The operation took longer than `deadline_ms`.
+    /// The operation took longer than [`crate::FabricOptions::deadline_ms`], which a run file
+    /// calls `layout.exchange_timeout_ms`.
     #[error(
         "{operation} in group {group} waited {waited_ms} ms {direction} rank {rank} at sequence \
-         {sequence}; see what that rank is doing, or raise deadline_ms"
+         {sequence}; see what that rank is doing, or raise layout.exchange_timeout_ms"
     )]
     Deadline {
         /// What was under way.

@@ -66,7 +66,7 @@ pub struct FabricOptions {
     pub mailbox_bytes_max: u64,
     /// Size of the ring from one rank to another (threads and shared memory). Rounded up
     /// to a power of two, at least 4096. Larger messages stream through; a sender returns
-    /// early only from what fits, so give pipelines room for a message or two.
+    /// early only from what fits, so give pipelines room for some messages.
     pub ring_bytes: usize,
 }
 

@@ -45,6 +45,7 @@ fn main() {
             pin: Pin::Off,
             cells: None,
             stages: None,
+            exchange_timeout_ms: 30_000,
             ranks_per_host: None,
         };
         let layout = Layout::resolve(&request, &grid, &model, 1).expect("a valid layout");

@@ -40,6 +40,7 @@ pub fn request([dp, tp, pp]: [usize; 3], schedule: Schedule, vpp: Option<usize>)
         pin: Pin::Off,
         cells: None,
         stages: None,
+        exchange_timeout_ms: 30_000,
         ranks_per_host: None,
     }
 }

@@ -135,6 +135,7 @@ keys! {
     "layout.threads" Int "" false "threads per rank; unset: all cores at one rank, else 1";
     "layout.transport" Text "\"shm\"" false "shm, tcp or threads";
     "layout.pin" Text "\"auto\"" false "auto: each rank keeps to its share of the allowed cores, if there is a core for each; off: the system places them";
+    "layout.exchange_timeout_ms" Int "30_000" false "the longest that one exchange between ranks may take, waiting for peers included";
     "layout.cells" Ints "" false "data cells of each dp rank, such as [3, 1]";
     "layout.stages" Ints "" false "layers of each chunk, such as [1, 3]";
     "checkpoint.every" Int "0" false "steps between checkpoints; 0: only at the end";

@@ -86,6 +86,8 @@ pub struct LayoutRequest {
     pub transport: Transport,
     /// `layout.pin`
     pub pin: Pin,
+    /// `layout.exchange_timeout_ms`
+    pub exchange_timeout_ms: usize,
     /// `layout.cells`: data cells of each dp rank.
     pub cells: Option<Vec<usize>>,
     /// `layout.stages`: layers of each chunk, `pp x vpp` numbers.
@@ -136,6 +138,8 @@ pub struct Layout {
     pub transport: Transport,
     /// Whether ranks keep to cores of their own.
     pub pin: Pin,
+    /// The longest that one exchange between ranks may take.
+    pub exchange_timeout_ms: usize,
     /// Data cells of each dp rank: contiguous, ascending, none empty.
     pub cells: Vec<Range<usize>>,
     /// Layers of each chunk; chunk `c` lives on pipeline position `placement[c]`.
@@ -208,7 +212,7 @@ impl Layout {
             None => schedule.placement(pp, vpp),
         };
         let threads = request.threads.unwrap_or(if world == 1 { cores.max(1) } else { 1 });
-        let LayoutRequest { transport, pin, .. } = *request;
+        let LayoutRequest { transport, pin, exchange_timeout_ms, .. } = *request;
         Ok(Self {
             dp,
             cp,
@@ -223,6 +227,7 @@ impl Layout {
             threads,
             transport,
             pin,
+            exchange_timeout_ms,
             cells,
             stages,
             ranks_per_host: request.ranks_per_host,
@@ -370,6 +375,7 @@ impl Law<'_> {
             ("layout.pp", Some(r.pp)),
             ("layout.vpp", r.vpp),
             ("layout.threads", r.threads),
+            ("layout.exchange_timeout_ms", Some(r.exchange_timeout_ms)),
             ("cluster.ranks_per_host", r.ranks_per_host),
         ];
         match keys.into_iter().find(|(_, value)| *value == Some(0)) {

@@ -252,6 +252,7 @@ pub(crate) fn layout_request(values: &Values) -> Result<LayoutRequest, SpecError
         threads: values.int("layout.threads"),
         transport: word::<Transport>(values, "layout.transport")?,
         pin: word::<Pin>(values, "layout.pin")?,
+        exchange_timeout_ms: values.need("layout.exchange_timeout_ms")?,
         cells: values.ints("layout.cells"),
         stages: values.ints("layout.stages"),
         ranks_per_host: values.int("cluster.ranks_per_host"),

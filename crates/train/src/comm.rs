@@ -2,12 +2,30 @@
 
 use std::collections::HashMap;
 
-use fabric::{Endpoint, FabricError, Group, ReducePlan};
+use fabric::{Endpoint, FabricError, FabricOptions, Group, ReducePlan};
 use program::{Axis, Value};
-use spec::Layout;
+use spec::{Layout, Run};
 
 use crate::buffers::{Partials, Pool};
 use crate::place::Place;
+
+/// Messages of a pipeline that a ring has room for: so a sender goes on while its receiver computes.
+const PIPE_MESSAGES: usize = 4;
+/// The largest ring.
+const RING_BYTES_MAX: usize = 64 << 20;
+
+/// What the fabric of `run` is made with.
+pub fn fabric_options(run: &Run) -> FabricOptions {
+    let usual = FabricOptions::default();
+    let rows = (run.grid.microbatch * run.train.seq).div_ceil(run.layout.cp * run.layout.tp);
+    let message = rows * run.model.hidden * size_of::<f32>();
+    let pipe = if run.layout.pp > 1 { (PIPE_MESSAGES * message).min(RING_BYTES_MAX) } else { 0 };
+    FabricOptions {
+        deadline_ms: run.layout.exchange_timeout_ms as u64,
+        ring_bytes: usual.ring_bytes.max(pipe),
+        ..usual
+    }
+}
 
 /// One rank's end of the fabric with the groups it is in.
 pub struct Comm {
@@ -178,5 +196,26 @@ impl Comm {
         self.endpoint.reduce_scatter(&self.tp, plan, &mine, &mut out)?;
         partials.into_iter().for_each(|(_, buffer)| pool.give(buffer));
         Ok(out)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const RUN: &str = "[model]\npreset = \"nano\"\n[train]\nsteps = 1\nbatch = 64\nseq = 512\n\
+        [grid]\nmicrobatch = 16\n[data]\nsource = \"synthetic\"\n[layout]\n";
+
+    #[test]
+    fn a_run_says_how_long_exchanges_may_take_and_pipelines_get_room() {
+        let options = |layout: &str| Run::parse(&format!("{RUN}{layout}"), "t", &[], 1).map(|run| fabric_options(&run));
+        let plain = options("dp = 2\nexchange_timeout_ms = 700").unwrap();
+        assert_eq!((plain.deadline_ms, plain.ring_bytes), (700, FabricOptions::default().ring_bytes));
+        let pipe = options("pp = 2").unwrap();
+        assert_eq!(pipe.deadline_ms, 30_000);
+        let hidden = Run::parse(&format!("{RUN}pp = 2"), "t", &[], 1).unwrap().model.hidden;
+        assert_eq!(pipe.ring_bytes, (PIPE_MESSAGES * 16 * 512 * hidden * 4).max(plain.ring_bytes));
+        let refusal = options("dp = 2\nexchange_timeout_ms = 0").unwrap_err().to_string();
+        assert!(refusal.contains("layout.exchange_timeout_ms = 0"), "{refusal}");
     }
 }

@@ -34,6 +34,21 @@ impl Machine {
         command
     }
 
+    /// `program` as `rank`, held on one core: ranks take the cores in turn.
+    pub fn rank_command(&self, rank: usize, program: &Path) -> Command {
+        if !self.pins || self.cores.is_empty() {
+            return Command::new(program);
+        }
+        let mut command = Command::new("taskset");
+        command.arg("-c").arg(self.cores[rank % self.cores.len()].to_string()).arg(program);
+        command
+    }
+
+    /// The cores that this process may use.
+    pub fn cores(&self) -> &[usize] {
+        &self.cores
+    }
+
     /// What the person should know before the numbers.
     pub fn notes(&self, cores_wanted: usize) -> Vec<String> {
         let info = fs::read_to_string("/proc/cpuinfo").unwrap_or_default();
@@ -86,6 +101,8 @@ mod tests {
         let command = machine.command(2, Path::new("x"));
         let args: Vec<_> = command.get_args().map(|a| a.to_string_lossy().into_owned()).collect();
         assert_eq!(args, ["-c", "2,3", "x"]);
+        let rank = machine.rank_command(4, Path::new("x"));
+        assert_eq!(rank.get_args().map(|a| a.to_string_lossy()).collect::<Vec<_>>(), ["-c", "3", "x"]);
         let free = Machine { cores: vec![0], pins: false, load: 0.0 };
         assert_eq!(free.command(1, Path::new("x")).get_program(), "x");
     }

@@ -1,5 +1,6 @@
 //! `cargo xtask bench`: how fast the trainer is, alone and beside others.
 
+mod collectives;
 mod machine;
 mod ours;
 mod peer;
@@ -19,11 +20,18 @@ use clap::Subcommand;
 pub enum Bench {
     /// Tokens/s, MFU and peak memory of training, beside PyTorch.
     Train(train::Args),
+    /// Time and bandwidth of collectives on each transport, beside gloo and Open MPI.
+    Collectives(collectives::Args),
+    /// One rank of `collectives`; started by it.
+    #[command(hide = true)]
+    CollectivesRank(collectives::rank::Args),
 }
 
 /// Measures the workspace at `root`; true if everything asked for was measured.
 pub fn run(root: &Path, bench: &Bench) -> Result<bool, String> {
     match bench {
         Bench::Train(args) => train::run(root, args),
+        Bench::Collectives(args) => collectives::run(root, args),
+        Bench::CollectivesRank(args) => collectives::rank::run(args),
     }
 }

@@ -10,12 +10,13 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{Receiver, Sender, channel};
 
 use events::Event;
-use fabric::{Endpoint, FabricOptions, ShmWorld};
+use fabric::{Endpoint, ShmWorld};
 use spec::{Run, Transport};
 
 use super::folder::complain;
 use super::wire::{FabricSpec, FromRank, JobSpec, RANK_COMMAND, ToRank};
 use super::{Failure, News, Ranks};
+use crate::comm::fabric_options;
 use crate::error::TrainError;
 use crate::rank::{self, Ended};
 
@@ -38,7 +39,7 @@ pub fn start(program: &Path, run: &Run, job: &JobSpec) -> Result<ProcessRanks, T
     let world = run.layout.world();
     let shared = match run.layout.transport {
         Transport::Tcp => None,
-        _ => Some(ShmWorld::create(world as u32, &FabricOptions::default())?),
+        _ => Some(ShmWorld::create(world as u32, &fabric_options(run))?),
     };
     let fabric = match &shared {
         Some(memory) => FabricSpec::Shm(memory.path()),
@@ -228,7 +229,8 @@ fn rank_body(
     };
     die_with_parent(parent)?;
     let stop = Arc::new(AtomicBool::new(false));
-    let options = FabricOptions::default();
+    let job = job.job(None, stop.clone())?;
+    let options = fabric_options(&job.run);
     let endpoint: Endpoint = match fabric {
         FabricSpec::Shm(path) => ShmWorld::attach_path(&path, rank, world, &options)?,
         FabricSpec::Tcp { token } => {
@@ -253,7 +255,6 @@ fn rank_body(
         // The parent closed our input: it is gone, or wants us gone.
         std::process::exit(70);
     });
-    let job = job.job(None, stop)?;
     rank::run(&job, endpoint, &|event: Event| report(&FromRank::Event(event)))
 }
 

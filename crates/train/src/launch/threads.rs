@@ -5,11 +5,12 @@ use std::sync::atomic::AtomicBool;
 use std::sync::mpsc::{Receiver, channel};
 use std::thread::JoinHandle;
 
-use fabric::{Aborter, FabricOptions};
+use fabric::Aborter;
 use spec::Run;
 
 use super::wire::JobSpec;
 use super::{Failure, News, Ranks};
+use crate::comm::fabric_options;
 use crate::corpus::Corpus;
 use crate::error::TrainError;
 use crate::rank;
@@ -24,7 +25,7 @@ pub struct ThreadRanks {
 /// Starts a thread per rank; they share `stop` with the caller.
 pub fn start(run: &Run, spec: &JobSpec, data: Arc<Corpus>, stop: Arc<AtomicBool>) -> Result<ThreadRanks, TrainError> {
     let world = run.layout.world();
-    let endpoints = fabric::threads(world as u32, &FabricOptions::default())?;
+    let endpoints = fabric::threads(world as u32, &fabric_options(run))?;
     let aborters = endpoints.iter().map(|e| e.aborter()).collect();
     let (tell, news) = channel();
     let mut handles = Vec::new();
