@@ -237,7 +237,8 @@ mod tests {
 
     #[test]
     fn what_rank_0_said_is_read_and_the_rest_left() {
-        let said = "[W a warning]\n{\"operation\": \"all_reduce\", \"bytes\": 1024, \"seconds\": 0.5}\n{\"missing\": 1}";
+        let said =
+            "[W a warning]\n{\"operation\": \"all_reduce\", \"bytes\": 1024, \"seconds\": 0.5}\n{\"missing\": 1}";
         let want = Sample { operation: "all_reduce".into(), bytes: 1024, seconds: 0.5 };
         assert_eq!(samples(said), [want]);
     }
