@@ -55,7 +55,7 @@ pub struct Args {
 }
 
 /// What every side measures.
-struct Plan {
+pub struct Plan {
     ranks: usize,
     operations: Vec<&'static str>,
     /// Bytes of the whole vector, and operations that count.
@@ -64,7 +64,7 @@ struct Plan {
 
 /// One operation of one size on one side.
 #[derive(Debug, Clone, PartialEq)]
-struct Sample {
+pub struct Sample {
     operation: String,
     bytes: usize,
     seconds: f64,
@@ -86,7 +86,7 @@ pub fn run(root: &Path, args: &Args) -> Result<bool, String> {
     let operations = pick(&OPERATIONS, |o| o, &args.operations)?;
     let transports = pick(&TRANSPORTS, |t| t, &args.transports)?;
     let machine = Machine::look();
-    let mut table = Table::new(args.json);
+    let table = Table::new(args.json);
     let ranks_max = args.ranks.iter().copied().max().unwrap_or(1) as usize;
     machine.notes(ranks_max).iter().for_each(|note| table.note(note));
     let mut sides: Vec<Side> = transports.into_iter().map(Side::Ours).collect();

@@ -1,6 +1,6 @@
 //! The sides: our transports, gloo and Open MPI, each on the same cores.
 
-use std::io::{BufRead, BufReader, Read, Write};
+use std::io::{BufRead, BufReader, Write};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::time::Duration;
@@ -195,11 +195,10 @@ impl Ranks {
         for child in &mut self.0 {
             let mut line = String::new();
             let output = child.stdout.as_mut().ok_or("a rank without output")?;
-            // Byte by byte: what follows the line is read later.
-            for byte in output.bytes().map_while(Result::ok).take_while(|byte| *byte != b'\n') {
-                line.push(byte.into());
-            }
-            addresses.push(line.strip_prefix('@').ok_or("a rank ended before it said its address")?.to_owned());
+            // A rank says nothing more before it knows the others: the buffer swallows nothing.
+            BufReader::new(output).read_line(&mut line).map_err(|e| format!("a rank cannot be read: {e}"))?;
+            let address = line.trim().strip_prefix('@').ok_or("a rank ended before it said its address")?;
+            addresses.push(address.to_owned());
         }
         for child in &mut self.0 {
             let input = child.stdin.as_mut().ok_or("a rank without input")?;
