@@ -96,7 +96,14 @@ const CASES: [Natural; 5] = [
 /// How many times the natural error is allowed.
 const TIMES: f64 = 10.0;
 
-const LAYOUTS: [&[&str]; 4] = [&[], &["grid.tp=2", "layout.tp=2"], &["layout.pp=2"], &["layout.dp=2"]];
+const LAYOUTS: [&[&str]; 6] = [
+    &[],
+    &["grid.tp=2", "layout.tp=2"],
+    &["layout.pp=2"],
+    &["layout.dp=2"],
+    &["grid.cp=2", "layout.cp=2"],
+    &["grid.cp=4", "layout.cp=2", "layout.pp=2"],
+];
 
 fn folder(case: &str) -> Option<PathBuf> {
     let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../../shared/data/golden").join(case);
@@ -204,7 +211,13 @@ fn three_adamw_steps() {
         let facts: serde_json::Value =
             serde_json::from_str(&std::fs::read_to_string(case.path.join("adamw.json")).unwrap()).unwrap();
         let expected = read(&case.path.join("after3.safetensors"));
-        let layouts = [&[][..], &["grid.tp=2", "layout.tp=2"], &["layout.pp=2"], &["layout.dp=2", "layout.zero=1"]];
+        let layouts = [
+            &[][..],
+            &["grid.tp=2", "layout.tp=2"],
+            &["layout.pp=2"],
+            &["layout.dp=2", "layout.zero=1"],
+            &["grid.cp=2", "layout.cp=2", "layout.zero=1"],
+        ];
         for sets in natural.layouts(&layouts) {
             let (losses, norms, parameters) = adamw(&case, &sets, 3);
             for (i, step) in facts["steps_float64"].as_array().unwrap().iter().enumerate() {

@@ -200,6 +200,31 @@ dp = 4
 cp = 4
 "#,
     },
+    Grid {
+        name: "G9",
+        about: "experts under context cells: dp2 cp2 tp2, 4 experts top-2, pooled auxiliary loss",
+        toml: r#"
+[model]
+preset = "nano"
+experts = 4
+experts_per_token = 2
+expert_ffn = 24
+aux_loss = 0.01
+aux_scope = "pooled"
+[data]
+source = "synthetic"
+[train]
+steps = 6
+batch = 4
+seq = 64
+lr = 1e-2
+eval_sequences = 4
+[grid]
+dp = 2
+cp = 2
+tp = 2
+"#,
+    },
 ];
 
 /// How a run gets to its end.
@@ -370,6 +395,7 @@ const STRAIGHT: &[&[&str]] = &[
         "cp=4 pp=2 schedule=gpipe",
         "dp=2 cp=2 pp=2 schedule=zb-h1 zero=1",
     ],
+    &["cp=2", "cp=2 tp=2 zero=1", "dp=2 cp=2 pp=2", "tp=2 pp=2 schedule=interleaved"],
 ];
 
 /// (grid, before, in the middle stopped by a signal?, after)
