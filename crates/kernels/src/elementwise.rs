@@ -66,6 +66,17 @@ pub fn sum_squares(ctx: &Ctx, x: &[f32]) -> f64 {
     squares(ctx.level(), x)
 }
 
+/// [`sum_squares`] of every `chunk` elements of x, leaf by leaf; the last one may be short.
+pub fn chunk_squares(ctx: &Ctx, x: &[f32], chunk: usize) -> Vec<f64> {
+    let mut out = vec![0.0; x.len().div_ceil(chunk)];
+    ctx.split_rows(out.len(), chunk, Rows(&mut out, 1), |r, out| {
+        for (i, out) in r.zip(out.0) {
+            *out = squares(ctx.level(), &x[i * chunk..x.len().min((i + 1) * chunk)]);
+        }
+    });
+    out
+}
+
 by_level! {
     fn squares(x: &[f32]) -> f64 {
         let mut acc = [0.0f64; LANES];

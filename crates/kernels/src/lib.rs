@@ -32,7 +32,7 @@ mod xent;
 pub use attention::{AttnShape, Queries, attention, attention_backward};
 pub use bandwidth::measure_bandwidth;
 pub use ctx::Ctx;
-pub use elementwise::{add_assign, sum_squares, swiglu, swiglu_backward};
+pub use elementwise::{add_assign, chunk_squares, sum_squares, swiglu, swiglu_backward};
 pub use embed::{embed, embed_backward};
 pub use experts::{Groups, combine, gates_backward, gather_rows};
 pub use mat::{Mat, MatMut};

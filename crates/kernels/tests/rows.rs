@@ -159,6 +159,17 @@ fn sum_of_squares_has_one_shape() {
     }
 }
 
+#[test]
+fn chunks_are_squared_one_by_one() {
+    let x = normal(9, 200_001);
+    for ctx in teams() {
+        let found = kernels::chunk_squares(&ctx, &x, 16_384);
+        let expected: Vec<f64> = x.chunks(16_384).map(|chunk| sum_squares(&ctx, chunk)).collect();
+        assert!(found.iter().zip(&expected).all(|(a, b)| a.to_bits() == b.to_bits()), "with {ctx:?}");
+        assert_eq!(found.len(), 13);
+    }
+}
+
 fn columns(x: &[f32], width: usize, range: Range<usize>) -> Vec<f32> {
     x.chunks(width).flat_map(|row| row[range.clone()].to_vec()).collect()
 }

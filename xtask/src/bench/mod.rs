@@ -1,6 +1,7 @@
 //! `cargo xtask bench`: how fast the trainer is, alone and beside others.
 
 mod collectives;
+mod kernels;
 mod machine;
 mod ours;
 mod peer;
@@ -25,6 +26,8 @@ pub enum Bench {
     /// One rank of `collectives`; started by it.
     #[command(hide = true)]
     CollectivesRank(collectives::rank::Args),
+    /// GFLOP/s and GB/s of each kernel, beside the machine's limits and other products.
+    Kernels(kernels::Args),
 }
 
 /// Measures the workspace at `root`; true if everything asked for was measured.
@@ -33,5 +36,6 @@ pub fn run(root: &Path, bench: &Bench) -> Result<bool, String> {
         Bench::Train(args) => train::run(root, args),
         Bench::Collectives(args) => collectives::run(root, args),
         Bench::CollectivesRank(args) => collectives::rank::run(args),
+        Bench::Kernels(args) => kernels::run(root, args),
     }
 }

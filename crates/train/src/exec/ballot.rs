@@ -29,8 +29,7 @@ impl Executor<'_> {
                 if replica || !held.counts {
                     continue;
                 }
-                let chunks = state.total[at].chunks(spec::tensors::STATE_CHUNK);
-                let sums = chunks.map(|chunk| kernels::sum_squares(self.ctx, chunk)).collect();
+                let sums = kernels::chunk_squares(self.ctx, &state.total[at], spec::tensors::STATE_CHUNK);
                 ballot.squares.push((held.index, slice, elements.start / spec::tensors::STATE_CHUNK, sums));
             }
         }
