@@ -165,6 +165,9 @@ pub struct RankReport {
     pub instructions: u64,
     /// Units (microbatches of data cells) taken backward.
     pub units: u64,
+    /// Most bytes kept for backward at once, between two instructions of a training step.
+    #[serde(default)]
+    pub peak_kept: u64,
     /// (axis and operation, calls, bytes sent), groups of one left out.
     pub traffic: Vec<(String, u64, u64)>,
     /// (class, seconds): where the rank's time went.

@@ -23,6 +23,7 @@ pub use violation::{Place, Violation, Wait};
 
 use crate::bytes::Sizes;
 use crate::instr::{Mode, Program};
+use crate::kept::Kept;
 
 /// Violations that are kept of one rank; what follows the first few is mostly their echo.
 const VIOLATIONS_PER_RANK_MAX: usize = 16;
@@ -49,7 +50,8 @@ pub fn check(
     let laws = law::Laws::new(model, &sizes, layout, mode);
     let step = order::Step { model, grid, layout, mode, sizes: &sizes, laws: &laws };
     let mut violations: Vec<Violation> = programs.iter().flat_map(|p| order::check(&step, p)).collect();
-    let outcome = run::run(programs, layout, mode);
+    let kept = Kept::new(model, grid, layout, seq);
+    let outcome = run::run(programs, layout, mode, &kept);
     violations.extend(outcome.violations);
     if violations.is_empty() { Ok(Report::new(outcome.ranks, layout)) } else { Err(violations) }
 }

@@ -74,7 +74,7 @@ impl<'a> Costs<'a> {
                 Work::Bytes(FLOAT * UPDATE_PASSES * elements as f64)
             }
             Op::Collective { bytes, .. } | Op::Send { bytes, .. } | Op::Recv { bytes, .. } => Work::Sent(bytes as f64),
-            Op::Load | Op::CloseCell { .. } | Op::Vote => Work::Unknown,
+            Op::Load | Op::Drop(_) | Op::CloseCell { .. } | Op::Vote => Work::Unknown,
         }
     }
 
@@ -93,18 +93,23 @@ impl<'a> Costs<'a> {
         match segment {
             Segment::Qkv(_) => Work::Flops(products * self.tokens * 2.0 * hidden * (heads + 2.0 * kv_heads) / tp),
             Segment::Attn(_) => {
+                // Where the output is not asked for, the output projection is left out.
                 let inputs = if self.context { 0.0 } else { heads + 2.0 * kv_heads };
-                let projections = products * 2.0 * hidden * (heads + inputs);
+                let output = if pass == Pass::RecomputeKept { 0.0 } else { heads };
+                let projections = products * 2.0 * hidden * (output + inputs);
                 // Scores have no weights: the input part has all of their gradient.
                 let of_scores = match pass {
-                    Pass::Forward => 1.0,
+                    Pass::Forward | Pass::Recompute | Pass::RecomputeKept => 1.0,
                     Pass::Backward | Pass::BackwardInput => 2.0,
                     Pass::BackwardWeight => 0.0,
                 };
                 let scores = of_scores * 2.0 * self.seq * heads;
                 Work::Flops(self.tokens * (projections + scores) / tp)
             }
-            Segment::Mlp(_) => Work::Flops(products * self.tokens * 6.0 * hidden * ffn / tp),
+            Segment::Mlp(_) => {
+                let matrices = if pass == Pass::RecomputeKept { 2.0 } else { 3.0 };
+                Work::Flops(products * self.tokens * 2.0 * matrices * hidden * ffn / tp)
+            }
             Segment::Route(_) => Work::Flops(products * self.tokens * 2.0 * hidden * experts / tp),
             // At balance; how many rows choose the experts of a rank is known only when it runs.
             Segment::Experts(_) => Work::Flops(products * self.tokens * 6.0 * hidden * inner / tp),

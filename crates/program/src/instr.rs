@@ -36,6 +36,10 @@ pub enum Pass {
     BackwardInput,
     /// Those weight gradients.
     BackwardWeight,
+    /// Forward a second time, before the backward: for what the next segment needs as well.
+    Recompute,
+    /// Forward a second time, only for what the backward of the segment reads: it leaves nothing.
+    RecomputeKept,
 }
 
 /// A piece of the model's math between two exchanges.
@@ -142,6 +146,9 @@ pub enum Op {
     Load,
     /// Run a segment.
     Compute(Pass, Segment),
+    /// Let go of what backward would read, because it will be computed again: of the attention, or
+    /// ([`Segment::Residual`]) of the whole layer but its input.
+    Drop(Segment),
     /// Exchange along an axis; `bytes` is what this rank sends.
     Collective {
         /// How.
@@ -219,6 +226,9 @@ impl fmt::Display for Instr {
             Op::Compute(Pass::Backward, s) => write!(f, "backward {s:?}")?,
             Op::Compute(Pass::BackwardInput, s) => write!(f, "backward input {s:?}")?,
             Op::Compute(Pass::BackwardWeight, s) => write!(f, "backward weight {s:?}")?,
+            Op::Compute(Pass::Recompute, s) => write!(f, "recompute {s:?}")?,
+            Op::Compute(Pass::RecomputeKept, s) => write!(f, "recompute kept {s:?}")?,
+            Op::Drop(s) => write!(f, "drop {s:?}")?,
             Op::Collective { exchange, value, axis, bytes } => write!(f, "{exchange:?} {value:?} {axis:?} {bytes} B")?,
             Op::Send { value, to, bytes } => write!(f, "send {value:?} -> {to} {bytes} B")?,
             Op::Recv { value, from, bytes } => write!(f, "recv {value:?} <- {from} {bytes} B")?,

@@ -11,6 +11,7 @@ pub mod bytes;
 pub mod check;
 pub mod cost;
 pub mod instr;
+pub mod kept;
 pub mod lower;
 pub mod ownership;
 pub mod print;

@@ -3,7 +3,7 @@
 use std::collections::HashSet;
 
 use spec::schedule::Turn;
-use spec::{Coords, Grid, Layout, Model, Run, Unit};
+use spec::{Coords, Grid, Layout, Model, Recompute, Run, Unit};
 
 use crate::bytes::Sizes;
 use crate::instr::{Axis, Exchange, Instr, Mode, Op, Pass, Program, Segment, Value};
@@ -112,8 +112,8 @@ impl<'a> Lowering<'a> {
     }
 }
 
-/// Most instructions of a layer in one direction.
-const PER_LAYER: usize = 12;
+/// Most instructions of a layer in one direction, its recomputation included.
+const PER_LAYER: usize = 20;
 /// Most instructions around the layers of a task, without the token blocks.
 const PER_TASK: usize = 8;
 
@@ -201,6 +201,10 @@ impl List<'_> {
                 self.gather_keys(layer);
             }
             self.forward_of(Segment::Attn(layer));
+            let recompute = self.recompute(layer);
+            if recompute == Recompute::Selective {
+                self.push(Op::Drop(Segment::Attn(layer)));
+            }
             self.scatter(Value::Partial);
             self.forward_of(Segment::MlpNorm(layer));
             if with.model.moe.is_some() {
@@ -212,6 +216,9 @@ impl List<'_> {
                 self.scatter(Value::Partial);
             }
             self.forward_of(Segment::Residual(layer));
+            if recompute == Recompute::Full {
+                self.push(Op::Drop(Segment::Residual(layer)));
+            }
         }
         if with.sizes.has_router_counts(with.mode) {
             self.collective(Exchange::AllGather, Value::RouterCounts, Axis::Tp, with.sizes.router_counts(self.chunk));
@@ -225,6 +232,22 @@ impl List<'_> {
         } else if with.mode == Mode::Eval {
             self.head();
         }
+    }
+
+    /// What of `layer` is computed again; nothing where there is no backward.
+    fn recompute(&self, layer: usize) -> Recompute {
+        if self.with.mode == Mode::Train { self.with.layout.recompute[layer] } else { Recompute::None }
+    }
+
+    /// The forward of a layer's attention a second time, out of the layer's input; `pass` is the attention's.
+    fn attention_again(&mut self, layer: usize, pass: Pass) {
+        self.push(Op::Compute(Pass::Recompute, Segment::AttnNorm(layer)));
+        self.gather(Value::Rows);
+        if self.with.sizes.has_context() {
+            self.push(Op::Compute(Pass::Recompute, Segment::Qkv(layer)));
+            self.gather_keys(layer);
+        }
+        self.push(Op::Compute(pass, Segment::Attn(layer)));
     }
 
     /// Final norm, logits and loss. In training the loss leaves its gradient, hence it opens the backward.
@@ -249,6 +272,14 @@ impl List<'_> {
             self.recv(Value::ActivationGrad, self.chunk + 1, with.sizes.activation(with.mode));
         }
         for layer in with.layout.stages[self.chunk].clone().rev() {
+            let recompute = self.recompute(layer);
+            if recompute == Recompute::Full {
+                self.attention_again(layer, Pass::Recompute);
+                self.scatter(Value::Partial);
+                self.push(Op::Compute(Pass::Recompute, Segment::MlpNorm(layer)));
+                self.gather(Value::Rows);
+                self.push(Op::Compute(Pass::RecomputeKept, Segment::Mlp(layer)));
+            }
             if with.model.moe.is_some() {
                 self.backward_of(Segment::Experts(layer));
                 self.backward_of(Segment::Route(layer));
@@ -258,6 +289,9 @@ impl List<'_> {
                 self.scatter(Value::GradPartial);
             }
             self.backward_of(Segment::MlpNorm(layer));
+            if recompute == Recompute::Selective {
+                self.attention_again(layer, Pass::RecomputeKept);
+            }
             self.gather(Value::GradRows);
             if with.sizes.has_context() {
                 self.gather_keys(layer);

@@ -44,7 +44,7 @@ pub fn gantt(report: &Report, grid: &Grid, layout: &Layout, limits: Limits) -> S
     let shown = columns.min(limits.columns_max);
     let width = report.ranks.len().saturating_sub(1).to_string().len();
     let mut text = format!(
-        "forward 0-9, backward a-j, weight part A-J (number of the unit modulo 10); a column is {} layer forwards\n",
+        "forward 0-9, backward a-j, weight part A-J (number of the unit modulo 10), recomputed +; a column is {} layer forwards\n",
         layers(tick)
     );
     for row in rows.iter().take(limits.rows_max) {
@@ -80,6 +80,7 @@ fn mark(span: &Span, first_cell: usize, grid: &Grid) -> u8 {
         Pass::Forward => FORWARD,
         Pass::Backward | Pass::BackwardInput => BACKWARD,
         Pass::BackwardWeight => WEIGHTS,
+        Pass::Recompute | Pass::RecomputeKept => return b'+',
     };
     marks[number % 10]
 }
@@ -114,13 +115,14 @@ pub fn table(report: &Report, limits: Limits) -> String {
         let name = format!("{axis:?}").to_lowercase();
         let _ = write!(text, " {:>8} {:>10}", format!("{name} ops"), format!("{name} sent"));
     }
-    let _ = writeln!(text, " {:>7} {:>12}", "idle", "activations");
+    let _ = writeln!(text, " {:>7} {:>12} {:>10}", "idle", "activations", "kept");
     for r in report.ranks.iter().take(limits.rows_max) {
         let _ = write!(text, "{:>6} {:>8}", r.rank, r.instructions);
         for (count, bytes) in r.exchanges.iter().zip(r.bytes) {
             let _ = write!(text, " {count:>8} {:>10}", size(bytes));
         }
-        let _ = writeln!(text, " {:>6.1}% {:>12}", 100.0 * r.idle(), r.peak_activations);
+        let kept = size(r.peak_kept);
+        let _ = writeln!(text, " {:>6.1}% {:>12} {kept:>10}", 100.0 * r.idle(), r.peak_activations);
     }
     let left = report.ranks.len().saturating_sub(limits.rows_max);
     if left > 0 {

@@ -348,6 +348,35 @@ impl Memory {
         saved.unwrap_or_default().into_buffers().for_each(|buffer| self.pool.give(buffer));
     }
 
+    /// Drops what the attention of a layer kept, or (`all`) all that the layer kept but its input.
+    pub fn drop_kept(&mut self, chunk: usize, unit: Unit, layer: usize, all: bool) {
+        let Some(kept) = self.saved.get_mut(&(chunk, unit)).and_then(|s| s.layers.get_mut(&layer)) else { return };
+        let dropped = if all {
+            let input = LayerSaved { x_attn: std::mem::take(&mut kept.x_attn), ..LayerSaved::default() };
+            std::mem::replace(kept, input)
+        } else {
+            LayerSaved {
+                n_attn: std::mem::take(&mut kept.n_attn),
+                qk_raw: kept.qk_raw.take(),
+                qk_inv: kept.qk_inv.take(),
+                q: std::mem::take(&mut kept.q),
+                k: std::mem::take(&mut kept.k),
+                v: std::mem::take(&mut kept.v),
+                o: std::mem::take(&mut kept.o),
+                lse: std::mem::take(&mut kept.lse),
+                ..LayerSaved::default()
+            }
+        };
+        dropped.into_buffers().for_each(|buffer| self.pool.give(buffer));
+    }
+
+    /// Bytes kept for the backward of `unit` on `chunk`.
+    pub fn kept_bytes(&self, chunk: usize, unit: Unit) -> u64 {
+        let Some(saved) = self.saved.get(&(chunk, unit)) else { return 0 };
+        let head = [&saved.x_head, &saved.inv_head, &saved.n_head].map(|b| 4 * b.len() as u64);
+        saved.layers.values().map(LayerSaved::bytes).chain(head).sum()
+    }
+
     /// Ends a layer of which nothing is kept any more.
     pub fn settle_layer(&mut self, chunk: usize, unit: Unit, layer: usize) {
         if let Some(saved) = self.saved.get_mut(&(chunk, unit))

@@ -15,6 +15,7 @@ use std::ops::Range;
 use std::str::FromStr;
 
 use fabric::ReducePlan;
+use program::Pass;
 use serde::{Deserialize, Serialize};
 use spec::{Grid, Leaf, Unit};
 
@@ -68,6 +69,7 @@ mutants! {
     GatesNotRenormed "gates-not-renormed" "gates are not divided by the sum of the chosen scores";
     ExpertsOwnSlice "experts-own-slice" "expert gradients not reduced over the tensor ranks";
     CellsMixed "cells-mixed" "gradients of a data cell that opens early go to the cell before";
+    RecomputeUnmasked "recompute-unmasked" "recomputed attention does not know the documents";
     MomentsForgotten "moments-forgotten" "second moments not read from the checkpoint";
 }
 
@@ -134,6 +136,11 @@ pub(crate) fn step_loss(mutant: Option<Mutant>, all: LossSum, own: &HashMap<Leaf
 pub(crate) fn cell(mutant: Option<Mutant>, state: &ChunkState, cell: usize) -> usize {
     let open = state.cell_at_hand().filter(|_| mutant == Some(Mutant::CellsMixed));
     open.unwrap_or(cell)
+}
+
+/// [`Mutant::RecomputeUnmasked`]: document starts of `rows` rows, if they are not those of the tokens.
+pub(crate) fn unmasked(mutant: Option<Mutant>, pass: Pass, rows: usize) -> Option<Vec<u32>> {
+    (mutant == Some(Mutant::RecomputeUnmasked) && pass != Pass::Forward).then(|| vec![0; rows])
 }
 
 /// [`Mutant::LastChunkLost`].

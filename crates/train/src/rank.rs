@@ -378,6 +378,7 @@ impl RankRun<'_> {
             peak_bytes: peak_bytes(),
             instructions: counts.instructions,
             units: counts.units,
+            peak_kept: counts.peak_kept,
             traffic,
             time,
         }));

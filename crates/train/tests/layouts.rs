@@ -42,6 +42,9 @@ const LAYOUTS: &[&[&str]] = &[
     &["layout.pp=2", "layout.schedule=zbv"],
     &["layout.pp=2", "layout.dp=2", "layout.tp=2", "layout.schedule=dualpipe-v"],
     &["layout.pp=2", "layout.dp=3", "layout.schedule=dualpipe-v", "layout.zero=1"],
+    &["layout.recompute=full"],
+    &["layout.tp=2", "layout.recompute=selective"],
+    &["layout.pp=2", "layout.schedule=zbv", "layout.recompute=full", "layout.recompute_layers=[1, 2]"],
 ];
 
 #[test]

@@ -1,7 +1,7 @@
 //! Whether a run did what its layout claims: counters against the program.
 //!
-//! Compared, rank by rank and exactly: instructions, units taken backward, and the bytes sent on the axes tp, cp, pp and dp,
-//! over all training steps and validation rounds. Not compared: the axis `world`, because besides the ballots of the
+//! Compared, rank by rank and exactly: instructions, units taken backward, the most bytes kept for backward, and the bytes
+//! sent on the axes tp, cp, pp and dp, over all training steps and validation rounds. Not compared: the axis `world`, because besides the ballots of the
 //! program it carries the hashes of the digest and of checkpoints; and bytes where ranks lie on several hosts, because
 //! there some ranks pass on what others send (the program knows one level).
 
@@ -156,6 +156,7 @@ pub fn audit(run: &Run, finished: &Finished, after: u64) -> Result<(Counts, Vec<
         let length = expect(train[rank].instructions as u64, eval[rank].instructions as u64);
         differ("instructions", report.instructions, length);
         differ("units", report.units, steps * units(run, rank));
+        differ("bytes kept for backward", report.peak_kept, train[rank].peak_kept);
         for (axis, name) in AXES.into_iter().enumerate().take(COMPARED) {
             let bytes = expect(train[rank].bytes[axis], eval[rank].bytes[axis]);
             if layout.ranks_per_host.is_none() {
@@ -223,6 +224,7 @@ mod tests {
                 rank,
                 instructions: sum(train[rank].instructions as u64, eval[rank].instructions as u64),
                 units: run.train.steps * units(run, rank),
+                peak_kept: train[rank].peak_kept,
                 traffic: names.into_iter().enumerate().map(row).collect(),
                 ..RankReport::default()
             }
@@ -254,6 +256,7 @@ mod tests {
         assert!(broken(|f| f.ranks[1].traffic[2].2 = 0).contains("rank 1 sent nothing on pp = 2"));
         assert!(broken(|f| f.ranks[0].instructions -= 1).contains("rank 0 instructions"));
         assert!(broken(|f| f.ranks[2].units += 1).contains("rank 2 units"));
+        assert!(broken(|f| f.ranks[5].peak_kept /= 2).contains("rank 5 bytes kept for backward"));
         assert!(broken(|f| f.processes = 1).contains("1 processes, shm has 8"));
         assert!(broken(|f| f.ranks[0].traffic[3].0 = "dp all_reduce".into()).contains("no parameters were gathered"));
         assert!(broken(|f| drop(f.ranks.pop())).contains("7 ranks reported"));

@@ -306,6 +306,9 @@ const STRAIGHT: &[&[&str]] = &[
         "pp=4 schedule=zb-h1",
         "pp=2 schedule=zbv",
         "dp=2 tp=2 pp=2 schedule=dualpipe-v",
+        "recompute=full threads=1",
+        "tp=2 recompute=selective",
+        "dp=2 tp=2 pp=2 recompute=full recompute_layers=[0,3]",
     ],
     &[
         "dp=2 zero=1",
@@ -326,6 +329,8 @@ const STRAIGHT: &[&[&str]] = &[
         "pp=3 schedule=zbv",
         "dp=3 pp=2 schedule=zbv cells=[1,2,1] stages=[1,2,2,1] zero=1",
         "pp=3 schedule=dualpipe-v transport=threads",
+        "dp=2 pp=2 recompute=full zero=1",
+        "pp=3 schedule=zbv recompute=selective",
     ],
     &[
         "tp=2",
@@ -340,6 +345,7 @@ const STRAIGHT: &[&[&str]] = &[
         "tp=2 pp=2 schedule=interleaved",
         "tp=2 pp=2 schedule=zbv",
         "tp=4 pp=2 schedule=dualpipe-v",
+        "tp=2 pp=2 recompute=full schedule=zb-h1",
     ],
     &[
         "dp=5",

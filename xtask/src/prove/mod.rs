@@ -4,6 +4,7 @@ mod audit;
 mod grids;
 pub mod launch;
 mod mutants;
+mod mutations;
 mod random;
 mod table;
 
@@ -31,8 +32,11 @@ pub struct Args {
     /// Also run 40 random layouts.
     #[arg(long)]
     all: bool,
-    /// Seed of the random layouts [default: from the clock; printed]
-    #[arg(long, requires = "all")]
+    /// Instead: 10,000 mutations of programs, and all that the checker accepts run.
+    #[arg(long, conflicts_with = "all")]
+    mutations: bool,
+    /// Seed of the random layouts or mutations [default: from the clock; printed]
+    #[arg(long)]
     seed: Option<u64>,
     /// One JSON object per line.
     #[arg(long)]
@@ -72,6 +76,10 @@ pub fn run(root: &Path, args: &Args) -> Result<bool, String> {
     let table = Table::new(args.json);
     let mut proof =
         Proof { launcher, table, filter: args.filter.clone(), references: vec![None; GRIDS.len()], runs: 0 };
+    if args.mutations {
+        proof.mutations(args.seed.unwrap_or_else(seed))?;
+        return Ok(proof.table.end(began.elapsed()));
+    }
     proof.layouts(args)?;
     proof.mutants()?;
     proof.programs()?;
@@ -233,6 +241,25 @@ impl Proof {
         Ok(())
     }
 
+    /// Mutations of programs; what the checker accepts must run to the digest of the program as it was.
+    fn mutations(&mut self, seed: u64) -> Result<(), String> {
+        let note = format!("{} mutations of --seed {seed}; all that are accepted run", mutations::MUTATIONS);
+        self.table.note(&note);
+        let told = |layout: &str, t: &mutations::Tally| {
+            eprintln!(
+                "{layout}: {} of {} legal, {} of {} others accepted",
+                t.legal_accepted, t.legal, t.other_accepted, t.other
+            );
+        };
+        let outcome = mutations::run(mutations::MUTATIONS, seed, told);
+        let (kept, how) = match &outcome {
+            Ok(tally) => (tally.holds(), tally.to_string()),
+            Err(e) => (false, e.clone()),
+        };
+        self.table.mutant("mutations", "of sound programs", "", kept, &how);
+        Ok(())
+    }
+
     fn programs(&mut self) -> Result<(), String> {
         let wanted = mutants::WRONG.iter().filter(|w| self.wanted(&format!("program {}", w.what)));
         let wanted: Vec<_> = wanted.collect();
@@ -242,7 +269,8 @@ impl Proof {
         for wrong in wanted {
             let refusal = mutants::refusal(wrong)?;
             let how = refusal.as_ref().map_or("NOT REFUSED".into(), |text| format!("refused: {text}"));
-            self.table.mutant("program", wrong.what, "", refusal.is_some(), &how);
+            let right = refusal.is_some_and(|text| text.contains(wrong.reason));
+            self.table.mutant("program", wrong.what, wrong.layout, right, &how);
         }
         Ok(())
     }

@@ -45,6 +45,7 @@ pub fn case(mutant: Mutant) -> (Row, Expect) {
         Mutant::ExpertsOwnSlice => (4, "tp=2", Disagreement),
         // The input part of a cell's first unit comes before the weight part of the last unit of the cell before.
         Mutant::CellsMixed => (1, "pp=2 schedule=zb-h1", OtherDigest),
+        Mutant::RecomputeUnmasked => (0, "dp=2 recompute=selective", OtherDigest),
         Mutant::MomentsForgotten => (0, "dp=2", OtherDigest),
     };
     let course = match mutant {
@@ -58,21 +59,36 @@ pub fn case(mutant: Mutant) -> (Row, Expect) {
 pub struct Wrong {
     /// What is wrong.
     pub what: &'static str,
+    /// The layout of the lists, over [`GRID`].
+    pub layout: &'static str,
+    /// What the refusal must say.
+    pub reason: &'static str,
     change: fn(&mut [Program]),
 }
 
-/// Grid and layout of the lists that are mutated: dp2 cp2 tp2 pp2 with ZeRO-1, so that every exchange is there.
-const LISTS: (usize, &str) = (6, "dp=2 cp=2 tp=2 pp=2 zero=1");
+/// The grid of the lists that are mutated.
+const GRID: usize = 6;
+/// With ZeRO-1, so that every exchange is there.
+const LISTS: &str = "dp=2 cp=2 tp=2 pp=2 zero=1";
 
 /// The faults in programs.
 pub const WRONG: &[Wrong] = &[
-    Wrong { what: "two backwards of one cell swapped on all ranks", change: swap_backwards },
+    Wrong {
+        what: "two backwards of one cell swapped on all ranks",
+        layout: LISTS,
+        reason: "before cell 0 mb 0 has: they add up in ascending order",
+        change: swap_backwards,
+    },
     Wrong {
         what: "norm gradients of one microbatch not exchanged over t",
+        layout: LISTS,
+        reason: "NormGrads",
         change: |lists| drop_all(lists, |i| of(i, Value::NormGrads) && i.unit == Some(Unit { cell: 1, mb: 0 })),
     },
     Wrong {
         what: "keys of one layer not gathered again for its backward",
+        layout: LISTS,
+        reason: "AllGather KeyValues(0) Cp",
         change: |lists| {
             let last_of = |list: &mut Program| {
                 if let Some(at) = list.instrs.iter().rposition(|i| of(i, Value::KeyValues(0))) {
@@ -84,18 +100,55 @@ pub const WRONG: &[Wrong] = &[
     },
     Wrong {
         what: "key gradients of one layer not summed over c",
+        layout: LISTS,
+        reason: "ReduceScatter KeyValueGrads(1) Cp",
         change: |lists| drop_all(lists, |i| of(i, Value::KeyValueGrads(1))),
     },
     Wrong {
         what: "one send of an activation lost",
+        layout: LISTS,
+        reason: "ends without the send of Activation",
         change: |lists| drop_first(&mut lists[0], |i| matches!(i.op, Op::Send { value: Value::Activation, .. })),
     },
     Wrong {
         what: "a microbatch not taken backward through one layer",
+        layout: LISTS,
+        reason: "where Backward Mlp(0) is due, which the list lacks",
         change: |lists| drop_first(&mut lists[1], |i| i.op == Op::Compute(Pass::Backward, Segment::Mlp(0))),
     },
     Wrong {
+        what: "a microbatch taken backward through one layer twice",
+        layout: LISTS,
+        reason: "is one too many",
+        change: |lists| {
+            let list = &mut lists[1].instrs;
+            if let Some(at) = list.iter().position(|i| i.op == Op::Compute(Pass::Backward, Segment::Mlp(0))) {
+                list.insert(at, list[at]);
+            }
+        },
+    },
+    Wrong {
+        what: "a data cell closed before its last microbatch",
+        layout: LISTS,
+        reason: "has yet to add to the weight gradients of the chunk",
+        change: |lists| {
+            let list = &mut lists[0].instrs;
+            if let Some(at) = list.iter().position(|i| matches!(i.op, Op::CloseCell { .. })) {
+                let close = list.remove(at);
+                list.insert(at / 2, close);
+            }
+        },
+    },
+    Wrong {
+        what: "a data cell left out of the gradients",
+        layout: LISTS,
+        reason: "of the chunk is not closed",
+        change: |lists| drop_all(lists, |i| matches!(i.op, Op::CloseCell { cell: 7 })),
+    },
+    Wrong {
         what: "parameters applied before the vote",
+        layout: LISTS,
+        reason: "nothing is overwritten before the vote",
         change: |lists| {
             let list = &mut lists[0].instrs;
             if let Some(vote) = list.iter().position(|i| i.op == Op::Vote) {
@@ -105,10 +158,26 @@ pub const WRONG: &[Wrong] = &[
     },
     Wrong {
         what: "updated parameters of ZeRO-1 not gathered",
+        layout: LISTS,
+        reason: "the gather of Params",
         change: |lists| drop_all(lists, |i| of(i, Value::Params)),
     },
     Wrong {
+        what: "updated parameters of ZeRO-1 gathered before the update",
+        layout: LISTS,
+        reason: "parameters are gathered after the chunk's apply",
+        change: |lists| {
+            for list in lists {
+                if let Some(at) = list.instrs.iter().position(|i| i.op == Op::Apply) {
+                    list.instrs.swap(at, at + 1);
+                }
+            }
+        },
+    },
+    Wrong {
         what: "gradients of a ZeRO-1 run reduced on tp instead of dp",
+        layout: LISTS,
+        reason: "names no unit",
         change: |lists| {
             for instr in lists.iter_mut().flat_map(|list| &mut list.instrs) {
                 if let Op::Collective { value: Value::Grads, axis, .. } = &mut instr.op {
@@ -119,11 +188,81 @@ pub const WRONG: &[Wrong] = &[
     },
     Wrong {
         what: "partial outputs gathered instead of summed",
+        layout: LISTS,
+        reason: "ReduceScatter Partial Tp",
         change: |lists| {
             for instr in lists.iter_mut().flat_map(|list| &mut list.instrs) {
                 if let Op::Collective { value: Value::Partial, exchange, .. } = &mut instr.op {
                     *exchange = Exchange::AllGather;
                 }
+            }
+        },
+    },
+    Wrong {
+        what: "two ranks that wait for each other",
+        layout: "pp=2",
+        reason: "in a cycle: 0 waits for 1 waits for 0",
+        change: |lists| {
+            // Position 0 asks for a gradient before it sends what that gradient comes from.
+            let list = &mut lists[0].instrs;
+            let recv = list.iter().position(|i| matches!(i.op, Op::Recv { .. }));
+            let send = list.iter().position(|i| matches!(i.op, Op::Send { .. }));
+            if let (Some(recv), Some(send)) = (recv, send) {
+                let early = list.remove(recv);
+                list.insert(send, early);
+            }
+        },
+    },
+    Wrong {
+        what: "the weight part of a backward lost",
+        layout: "pp=2 schedule=zb-h1",
+        reason: "Attn(1)",
+        change: |lists| drop_first(&mut lists[0], |i| i.op == Op::Compute(Pass::BackwardWeight, Segment::Attn(1))),
+    },
+    Wrong {
+        what: "a weight part before its input part",
+        layout: "pp=2 schedule=zb-h1",
+        reason: "is out of order",
+        change: |lists| {
+            let list = &mut lists[0].instrs;
+            let is = |pass| move |i: &Instr| i.op == Op::Compute(pass, Segment::Mlp(0));
+            let input = list.iter().position(is(Pass::BackwardInput));
+            let weight = list.iter().position(is(Pass::BackwardWeight));
+            if let (Some(input), Some(weight)) = (input, weight) {
+                let early = list.remove(weight);
+                list.insert(input, early);
+            }
+        },
+    },
+    Wrong {
+        what: "weight parts of two microbatches swapped",
+        layout: "pp=2 schedule=zb-h1",
+        reason: "they add up in ascending order",
+        change: |lists| {
+            for instr in &mut lists[1].instrs {
+                if let (Op::Compute(Pass::BackwardWeight, _), Some(unit)) = (instr.op, &mut instr.unit)
+                    && unit.cell == 0
+                    && unit.mb < 2
+                {
+                    unit.mb = 1 - unit.mb;
+                }
+            }
+        },
+    },
+    Wrong {
+        what: "a layer that was let go and not computed again",
+        layout: "pp=2 recompute=full",
+        reason: "where RecomputeKept Mlp(1) is due, which the list lacks",
+        change: |lists| drop_all(lists, |i| i.op == Op::Compute(Pass::RecomputeKept, Segment::Mlp(1))),
+    },
+    Wrong {
+        what: "a layer let go before its last use",
+        layout: "pp=2 recompute=full",
+        reason: "is out of order",
+        change: |lists| {
+            let list = &mut lists[0].instrs;
+            if let Some(at) = list.iter().position(|i| matches!(i.op, Op::Drop(_))) {
+                list.swap(at, at - 1);
             }
         },
     },
@@ -169,7 +308,7 @@ fn swap_backwards(lists: &mut [Program]) {
 
 /// What the checker says to the mutant's lists; `None`: nothing, or the lists are as they were.
 pub fn refusal(wrong: &Wrong) -> Result<Option<String>, String> {
-    let run = parse(LISTS.0, &sets(LISTS.1))?;
+    let run = parse(GRID, &sets(wrong.layout))?;
     let sound = program::lower_all(&run, Mode::Train);
     let judge = |lists: &[Program]| check(lists, &run.model, &run.grid, &run.layout, run.train.seq, Mode::Train);
     if let Err(violations) = judge(&sound) {
@@ -177,7 +316,10 @@ pub fn refusal(wrong: &Wrong) -> Result<Option<String>, String> {
     }
     let mut lists = sound.clone();
     (wrong.change)(&mut lists);
-    Ok(judge(&lists).err().filter(|_| lists != sound).map(|violations| violations[0].to_string()))
+    Ok(judge(&lists)
+        .err()
+        .filter(|_| lists != sound)
+        .map(|violations| violations.iter().take(4).map(ToString::to_string).collect::<Vec<_>>().join("; ")))
 }
 
 #[cfg(test)]
@@ -187,9 +329,11 @@ mod tests {
     #[test]
     fn every_mutant_of_a_program_is_refused() {
         for wrong in WRONG {
-            assert!(refusal(wrong).unwrap().is_some(), "{}", wrong.what);
+            let text = refusal(wrong).unwrap().unwrap_or_else(|| panic!("{} is not refused", wrong.what));
+            assert!(text.contains(wrong.reason), "{}: {text}", wrong.what);
         }
-        assert_eq!(refusal(&Wrong { what: "nothing", change: |_| {} }).unwrap(), None);
+        let nothing = Wrong { what: "nothing", layout: LISTS, reason: "", change: |_| {} };
+        assert_eq!(refusal(&nothing).unwrap(), None);
     }
 
     #[test]

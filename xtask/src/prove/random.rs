@@ -23,11 +23,11 @@ impl Random {
     }
 
     /// From `1..=max`.
-    fn upto(&mut self, max: usize) -> usize {
+    pub fn upto(&mut self, max: usize) -> usize {
         1 + (self.next() % max as u64) as usize
     }
 
-    fn one<T: Copy>(&mut self, of: &[T]) -> T {
+    pub fn one<T: Copy>(&mut self, of: &[T]) -> T {
         of[self.upto(of.len()) - 1]
     }
 
@@ -79,6 +79,9 @@ fn row(random: &mut Random) -> Option<Row> {
     }
     if dp * cp > 1 && random.upto(2) == 1 {
         words.push("layout.zero=1".into());
+    }
+    if random.upto(3) == 1 {
+        words.push(format!("layout.recompute={}", random.one(&["full", "selective"])));
     }
     words.push(format!("layout.transport={}", random.one(&["shm", "shm", "tcp", "threads"])));
     if random.upto(4) == 1 {

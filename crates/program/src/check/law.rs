@@ -5,7 +5,7 @@
 //! than the next one reads, exactly one exchange stands between them. (Sequence parallelism:
 //! Korthikanti et al., arXiv 2205.05198, section 4.2.2.)
 
-use spec::{Coords, Layout, Model};
+use spec::{Coords, Layout, Model, Recompute};
 
 use super::touch::order;
 use crate::bytes::Sizes;
@@ -158,6 +158,7 @@ impl<'a> Stream<'a> {
         } else {
             s.recv(Value::Activation, chunk - 1, bytes);
         }
+        let again = |l: usize| if mode == Mode::Train { layout.recompute[l] } else { Recompute::None };
         for l in layers.clone() {
             let feed_forward: &[Segment] =
                 if model.moe.is_some() { &[Segment::Route(l), Segment::Experts(l)] } else { &[Segment::Mlp(l)] };
@@ -166,6 +167,11 @@ impl<'a> Stream<'a> {
                 [Segment::AttnNorm(l)].into_iter().chain(inputs).chain([Segment::Attn(l), Segment::MlpNorm(l)]);
             for segment in before.chain(feed_forward.iter().copied()).chain([Segment::Residual(l)]) {
                 s.pass(Pass::Forward, segment);
+                if let (Recompute::Selective, Segment::Attn(_)) | (Recompute::Full, Segment::Residual(_)) =
+                    (again(l), segment)
+                {
+                    s.push(Op::Drop(segment), 0, None);
+                }
             }
         }
         if sizes.has_router_counts(mode) {
@@ -205,10 +211,17 @@ impl<'a> Stream<'a> {
             s.pass(Pass::Backward, Segment::HeadNorm);
         }
         for l in layers.clone().rev() {
+            if again(l) == Recompute::Full {
+                let rest = [(Pass::Recompute, Segment::MlpNorm(l)), (Pass::RecomputeKept, Segment::Mlp(l))];
+                s.attention_again(l, Pass::Recompute, &rest);
+            }
             let feed_forward: &[Segment] =
                 if model.moe.is_some() { &[Segment::Experts(l), Segment::Route(l)] } else { &[Segment::Mlp(l)] };
             for segment in feed_forward.iter().chain(&[Segment::MlpNorm(l)]) {
                 s.pass(Pass::Backward, *segment);
+            }
+            if again(l) == Recompute::Selective {
+                s.attention_again(l, Pass::RecomputeKept, &[]);
             }
             if sizes.has_context() {
                 // The keys of all cells were not kept.
@@ -241,6 +254,20 @@ impl<'a> Stream<'a> {
         s.dues
     }
 
+    /// The attention's forward again, out of the layer's input, and `rest`, while the gradient waits in its form.
+    fn attention_again(&mut self, l: usize, pass: Pass, rest: &[(Pass, Segment)]) {
+        let waits = (self.form, self.last);
+        (self.form, self.back) = (Form::Slices, false);
+        self.pass(Pass::Recompute, Segment::AttnNorm(l));
+        if self.sizes.has_context() {
+            self.pass(Pass::Recompute, Segment::Qkv(l));
+        }
+        self.pass(pass, Segment::Attn(l));
+        rest.iter().for_each(|(pass, segment)| self.pass(*pass, *segment));
+        (self.form, self.last) = waits;
+        self.back = true;
+    }
+
     fn push(&mut self, op: Op, chunk: usize, adds: Option<Accumulator>) {
         self.dues.push(Due { op, chunk, adds, after: Vec::new() });
     }
@@ -251,7 +278,9 @@ impl<'a> Stream<'a> {
     }
 
     fn pass(&mut self, pass: Pass, segment: Segment) {
-        let (reads, leaves) = forms(pass, segment, self.sizes.has_context());
+        // A second forward reads and leaves what the first did.
+        let first = if matches!(pass, Pass::Recompute | Pass::RecomputeKept) { Pass::Forward } else { pass };
+        let (reads, leaves) = forms(first, segment, self.sizes.has_context());
         self.become_form(reads);
         // Gradients of norms travel apart; those of an output projection are added with the loss.
         let adds = match segment {

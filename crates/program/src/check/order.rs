@@ -194,7 +194,7 @@ impl Order<'_> {
     fn instr(&mut self, at: usize, instr: &Instr) {
         match instr.op {
             Op::Load => self.load(at, instr),
-            Op::Compute(..) => self.of_unit(at, instr),
+            Op::Compute(..) | Op::Drop(_) => self.of_unit(at, instr),
             Op::Collective { value: Value::SliceGrads, axis: Axis::Tp, exchange: Exchange::AllReduce, bytes } => {
                 self.slice_grads(at, instr, bytes);
             }

@@ -41,6 +41,8 @@ pub struct RankReport {
     pub busy: u64,
     /// Most activations alive at once, in layers x microbatches.
     pub peak_activations: usize,
+    /// Most bytes kept for backward at once, between two instructions.
+    pub peak_kept: u64,
     /// Its work, ascending.
     pub spans: Vec<Span>,
 }

@@ -11,6 +11,7 @@ use spec::Layout;
 use super::report::{AXES, RankReport, Span, TICKS_PER_LAYER};
 use super::violation::{Place, Violation, Wait};
 use crate::instr::{Axis, Instr, Mode, Op, Pass, Program, Segment, Value};
+use crate::kept::Kept;
 
 /// Ranks that a waiting rank is reported to wait for.
 const WAITS_ON_MAX: usize = 8;
@@ -22,7 +23,7 @@ pub(super) struct Outcome {
 }
 
 /// Runs `programs` to the end or until nobody can go on.
-pub(super) fn run(programs: &[Program], layout: &Layout, mode: Mode) -> Outcome {
+pub(super) fn run(programs: &[Program], layout: &Layout, mode: Mode, sizes: &Kept) -> Outcome {
     let world = layout.world();
     let mut run = Run {
         programs,
@@ -32,6 +33,8 @@ pub(super) fn run(programs: &[Program], layout: &Layout, mode: Mode) -> Outcome 
         clocks: vec![0; world],
         parked: vec![false; world],
         alive: vec![0; world],
+        kept: vec![0; world],
+        sizes,
         ranks: (0..world).map(|rank| RankReport { rank, ..RankReport::default() }).collect(),
         groups: AXES.map(|_| vec![Meeting::default(); world]),
         channels: HashMap::new(),
@@ -68,6 +71,9 @@ struct Run<'a> {
     parked: Vec<bool>,
     /// Activations alive, in layers x microbatches.
     alive: Vec<usize>,
+    /// Bytes kept for backward.
+    kept: Vec<i64>,
+    sizes: &'a Kept,
     ranks: Vec<RankReport>,
     /// By axis and the first rank of the group.
     groups: [Vec<Meeting>; AXES.len()],
@@ -99,7 +105,10 @@ impl Run<'_> {
         let at = self.at[rank];
         let Some(&instr) = self.programs[rank].instrs.get(at) else { return false };
         match instr.op {
-            Op::Compute(pass, segment) => self.compute(rank, &instr, pass, segment),
+            Op::Compute(pass, segment) => {
+                self.compute(rank, &instr, pass, segment);
+                self.keep(rank, &instr);
+            }
             Op::Send { value, to, bytes } => {
                 let report = &mut self.ranks[rank];
                 report.exchanges[axis_index(Axis::Pp)] += u64::from(to != rank);
@@ -118,6 +127,10 @@ impl Run<'_> {
                 self.receive(rank, from, letter);
             }
             Op::Collective { axis, bytes, .. } => return self.meet(rank, &instr, axis, bytes),
+            Op::Drop(_) => {
+                self.alive[rank] = self.alive[rank].saturating_sub(1);
+                self.keep(rank, &instr);
+            }
             Op::Load | Op::CloseCell { .. } | Op::Vote | Op::Apply => {}
         }
         self.at[rank] += 1;
@@ -142,12 +155,21 @@ impl Run<'_> {
         (*from, rank, *value, self.sending_chunk(*value, *chunk)) == channel
     }
 
+    /// What the instruction keeps for backward, or lets go.
+    fn keep(&mut self, rank: usize, instr: &Instr) {
+        if self.mode == Mode::Train {
+            self.kept[rank] += self.sizes.change(instr);
+            let report = &mut self.ranks[rank];
+            report.peak_kept = report.peak_kept.max(self.kept[rank].max(0) as u64);
+        }
+    }
+
     fn compute(&mut self, rank: usize, instr: &Instr, pass: Pass, segment: Segment) {
         if self.mode == Mode::Train && matches!(segment, Segment::Attn(_)) {
-            // A layer's share lives from its forward to the last of its backward.
+            // A layer's share lives from its (last) forward to the last of its backward.
             let (alive, report) = (&mut self.alive[rank], &mut self.ranks[rank]);
             match pass {
-                Pass::Forward => *alive += 1,
+                Pass::Forward | Pass::Recompute | Pass::RecomputeKept => *alive += 1,
                 Pass::Backward | Pass::BackwardWeight => *alive = alive.saturating_sub(1),
                 Pass::BackwardInput => {}
             }
@@ -160,6 +182,7 @@ impl Run<'_> {
         let start = self.clocks[rank];
         let end = start + ticks;
         self.clocks[rank] = end;
+        let pass = if pass == Pass::RecomputeKept { Pass::Recompute } else { pass };
         let report = &mut self.ranks[rank];
         report.busy += ticks;
         let Instr { chunk, unit, .. } = *instr;

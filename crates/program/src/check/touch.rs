@@ -48,6 +48,8 @@ fn touch(op: &Op) -> Touch {
     use Slot::*;
     match *op {
         Op::Compute(pass, segment) => compute(pass, segment),
+        Op::Drop(Segment::Attn(l)) => (vec![], vec![Attn(l)]),
+        Op::Drop(Segment::Residual(l)) => (vec![], vec![AttnNorm(l), Attn(l), MlpNorm(l), Mlp(l)]),
         // Counts over all layers travel along, where there are any.
         Op::Recv { value: Value::Activation, .. } => (vec![], vec![Stream, Counts]),
         Op::Send { value: Value::Activation, .. } => (vec![Counts], vec![Stream]),
@@ -69,15 +71,20 @@ fn touch(op: &Op) -> Touch {
 }
 
 fn compute(pass: Pass, segment: Segment) -> Touch {
-    use Pass::{Backward, BackwardInput, BackwardWeight, Forward};
+    use Pass::{Backward, BackwardInput, BackwardWeight, Forward, Recompute, RecomputeKept};
     use Slot as S;
     match (pass, segment) {
         (Forward, Segment::Embed) => (vec![], vec![S::Partials]),
         (Forward, Segment::AttnNorm(l)) => (vec![], vec![S::Stream, S::Reduced, S::Normed, S::AttnNorm(l)]),
-        (Forward, Segment::Qkv(l)) => (vec![], vec![S::Rows, S::Attn(l)]),
-        (Forward, Segment::Attn(l)) => (vec![], vec![S::Rows, S::Keys, S::Attn(l), S::Partials]),
-        (Forward, Segment::MlpNorm(l)) => (vec![S::AttnNorm(l)], vec![S::Reduced, S::Normed, S::MlpNorm(l)]),
-        (Forward, Segment::Mlp(l)) => (vec![], vec![S::Rows, S::Mlp(l), S::Partials]),
+        (Forward | Recompute, Segment::Qkv(l)) => (vec![], vec![S::Rows, S::Attn(l)]),
+        (Forward | Recompute, Segment::Attn(l)) => (vec![], vec![S::Rows, S::Keys, S::Attn(l), S::Partials]),
+        (RecomputeKept, Segment::Attn(l)) => (vec![], vec![S::Rows, S::Keys, S::Attn(l)]),
+        (Recompute, Segment::AttnNorm(l)) => (vec![], vec![S::Normed, S::AttnNorm(l)]),
+        (RecomputeKept, Segment::Mlp(l)) => (vec![], vec![S::Rows, S::Mlp(l)]),
+        (Forward | Recompute, Segment::MlpNorm(l)) => {
+            (vec![S::AttnNorm(l)], vec![S::Reduced, S::Normed, S::MlpNorm(l)])
+        }
+        (Forward | Recompute, Segment::Mlp(l)) => (vec![], vec![S::Rows, S::Mlp(l), S::Partials]),
         (Forward, Segment::Route(l)) => (vec![], vec![S::Normed, S::Mlp(l)]),
         (Forward, Segment::Experts(l)) => (vec![], vec![S::Mlp(l), S::Reduced]),
         (Forward, Segment::Residual(l)) => (vec![S::MlpNorm(l)], vec![S::Reduced, S::Stream]),

@@ -35,6 +35,8 @@ pub struct Counts {
     pub instructions: u64,
     /// Units whose backward this rank took part in.
     pub units: u64,
+    /// Most bytes kept for backward at once, in a training step.
+    pub peak_kept: u64,
     /// Time in segments and updates.
     pub compute: Duration,
     /// Time in exchanges, waiting included.
@@ -67,6 +69,8 @@ pub struct Executor<'a> {
     pub recorder: Option<Recorder>,
     rope: RopeTable,
     memory: Memory,
+    /// Bytes kept for backward.
+    kept: u64,
     stop: Arc<AtomicBool>,
     ballot: Vec<Vec<u8>>,
     decision: Option<Decision>,
@@ -110,6 +114,7 @@ impl<'a> Executor<'a> {
             capture: None,
             recorder: None,
             memory: Memory::default(),
+            kept: 0,
             stop,
             ballot: Vec::new(),
             decision: None,
@@ -170,6 +175,15 @@ impl<'a> Executor<'a> {
 
     /// Runs one instruction; tokens come from [`Executor::load`].
     pub(crate) fn instruction(&mut self, instr: &Instr, mode: Mode) -> Result<(), TrainError> {
+        let Some(unit) = instr.unit.filter(|_| mode == Mode::Train) else { return self.one(instr, mode) };
+        let before = self.memory.kept_bytes(instr.chunk, unit);
+        self.one(instr, mode)?;
+        self.kept = self.kept + self.memory.kept_bytes(instr.chunk, unit) - before;
+        self.counts.peak_kept = self.counts.peak_kept.max(self.kept);
+        Ok(())
+    }
+
+    fn one(&mut self, instr: &Instr, mode: Mode) -> Result<(), TrainError> {
         if let Some(unit) = instr.unit {
             self.memory.turn_to(instr.chunk, unit);
         }
@@ -177,6 +191,11 @@ impl<'a> Executor<'a> {
             Op::Load => return Err(TrainError::Internal("tokens are loaded by the caller".into())),
             Op::Compute(pass, segment) => self.compute(mode, instr, pass, segment)?,
             Op::Collective { exchange, value, axis, .. } => self.collective(mode, instr, exchange, value, axis)?,
+            Op::Drop(segment) => match segment {
+                Segment::Attn(layer) => self.memory.drop_kept(instr.chunk, unit_of(instr)?, layer, false),
+                Segment::Residual(layer) => self.memory.drop_kept(instr.chunk, unit_of(instr)?, layer, true),
+                _ => return Err(TrainError::Internal(format!("`{instr}`: nothing is kept under this name"))),
+            },
             Op::Send { value, to, .. } => self.send(mode, instr, value, to)?,
             Op::Recv { value, from, .. } => self.recv(mode, instr, value, from)?,
             Op::CloseCell { cell } => {

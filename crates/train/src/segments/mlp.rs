@@ -1,6 +1,7 @@
 //! SwiGLU feed-forward: gate and up are column-parallel, down is row-parallel.
 
 use kernels::{Acc, Mat, MatMut};
+use program::Pass;
 use spec::Unit;
 use spec::tensors::Role;
 
@@ -18,8 +19,15 @@ fn put_back(memory: &mut Memory, chunk: usize, unit: Unit, layer: usize, kept: L
     memory.saved.entry((chunk, unit)).or_default().layers.insert(layer, kept);
 }
 
-/// Partial outputs, one leaf per hosted cell.
-pub fn forward(env: &Env, chunk: &ChunkState, memory: &mut Memory, unit: Unit, layer: usize) -> Result<(), TrainError> {
+/// Partial outputs, one leaf per hosted cell; none where only what backward reads is recomputed.
+pub fn forward(
+    env: &Env,
+    chunk: &ChunkState,
+    memory: &mut Memory,
+    unit: Unit,
+    layer: usize,
+    pass: Pass,
+) -> Result<(), TrainError> {
     let (place, rows) = (env.place, env.rows());
     let (hidden, width, cell) = (place.hidden, place.ffn_width(), place.ffn_cell);
     let mut kept = layer_of(memory, chunk.chunk, unit, layer);
@@ -28,15 +36,17 @@ pub fn forward(env: &Env, chunk: &ChunkState, memory: &mut Memory, unit: Unit, l
     kept.up = memory.pool.take(rows * width);
     linear(env.ctx, &kept.n_mlp, rows, chunk.param(layer, Role::Gate), hidden, &mut kept.gate);
     linear(env.ctx, &kept.n_mlp, rows, chunk.param(layer, Role::Up), hidden, &mut kept.up);
-    let mut act = memory.pool.take(rows * width);
-    kernels::swiglu(env.ctx, &kept.gate, &kept.up, &mut act);
-    let sums = partials(env, memory, rows * hidden, |_, i, out| {
-        let a = Mat::new(&act, rows, width).cols_range(place.cell_cols(i, cell));
-        let w = Mat::new(chunk.param_slice(layer, Role::Down, i), hidden, cell);
-        kernels::product(env.ctx, a, w.t(), MatMut::new(out, rows, hidden), Acc::Store);
-    });
-    memory.regs.partials = Some(sums);
-    memory.pool.give(act);
+    if pass != Pass::RecomputeKept {
+        let mut act = memory.pool.take(rows * width);
+        kernels::swiglu(env.ctx, &kept.gate, &kept.up, &mut act);
+        let sums = partials(env, memory, rows * hidden, |_, i, out| {
+            let a = Mat::new(&act, rows, width).cols_range(place.cell_cols(i, cell));
+            let w = Mat::new(chunk.param_slice(layer, Role::Down, i), hidden, cell);
+            kernels::product(env.ctx, a, w.t(), MatMut::new(out, rows, hidden), Acc::Store);
+        });
+        memory.regs.partials = Some(sums);
+        memory.pool.give(act);
+    }
     put_back(memory, chunk.chunk, unit, layer, kept);
     Ok(())
 }

@@ -92,23 +92,26 @@ pub fn run(
     pass: Pass,
     segment: Segment,
 ) -> Result<(), TrainError> {
-    use Pass::{Backward, BackwardInput, BackwardWeight, Forward};
+    use Pass::{Backward, BackwardInput, BackwardWeight, Forward, Recompute, RecomputeKept};
     match (pass, segment) {
         (Forward, Segment::Embed) => embed::forward(env, chunk, memory, unit),
         (Backward, Segment::Embed) => embed::backward(env, chunk, memory, unit),
         (Forward, Segment::AttnNorm(layer)) => norm::attn_forward(env, chunk, memory, unit, layer),
         (Backward, Segment::AttnNorm(layer)) => norm::attn_backward(env, chunk, memory, unit, layer),
-        (Forward, Segment::Qkv(layer)) => attention::qkv_forward(env, chunk, memory, unit, layer),
+        (Forward | Recompute, Segment::Qkv(layer)) => attention::qkv_forward(env, chunk, memory, unit, layer),
         (Backward, Segment::Qkv(layer)) => attention::qkv_backward(env, chunk, memory, unit, layer, Part::Whole),
         (BackwardInput, Segment::Qkv(layer)) => attention::qkv_backward(env, chunk, memory, unit, layer, Part::Input),
         (BackwardWeight, Segment::Qkv(layer)) => attention::qkv_backward_weight(env, chunk, memory, unit, layer),
-        (Forward, Segment::Attn(layer)) => attention::forward(env, chunk, memory, unit, layer),
+        (Recompute, Segment::AttnNorm(layer)) => norm::attn_again(env, chunk, memory, unit, layer),
+        (Forward | Recompute | RecomputeKept, Segment::Attn(layer)) => {
+            attention::forward(env, chunk, memory, unit, layer, pass)
+        }
         (Backward, Segment::Attn(layer)) => attention::backward(env, chunk, memory, unit, layer, Part::Whole),
         (BackwardInput, Segment::Attn(layer)) => attention::backward(env, chunk, memory, unit, layer, Part::Input),
         (BackwardWeight, Segment::Attn(layer)) => attention::backward_weight(env, chunk, memory, unit, layer),
-        (Forward, Segment::MlpNorm(layer)) => norm::mlp_forward(env, chunk, memory, unit, layer),
+        (Forward | Recompute, Segment::MlpNorm(layer)) => norm::mlp_forward(env, chunk, memory, unit, layer),
         (Backward, Segment::MlpNorm(layer)) => norm::mlp_backward(env, chunk, memory, unit, layer),
-        (Forward, Segment::Mlp(layer)) => mlp::forward(env, chunk, memory, unit, layer),
+        (Forward | RecomputeKept, Segment::Mlp(layer)) => mlp::forward(env, chunk, memory, unit, layer, pass),
         (Backward, Segment::Mlp(layer)) => mlp::backward(env, chunk, memory, unit, layer, Part::Whole),
         (BackwardInput, Segment::Mlp(layer)) => mlp::backward(env, chunk, memory, unit, layer, Part::Input),
         (BackwardWeight, Segment::Mlp(layer)) => mlp::backward_weight(env, chunk, memory, unit, layer),
@@ -122,7 +125,7 @@ pub fn run(
         (Forward, Segment::Logits(block)) => head::logits(env, chunk, memory, unit, block),
         (Forward, Segment::Loss(block)) => head::loss(env, chunk, memory, unit, block),
         (Backward, Segment::Residual(_) | Segment::Logits(_) | Segment::Loss(_))
-        | (BackwardInput | BackwardWeight, _) => {
+        | (BackwardInput | BackwardWeight | Recompute | RecomputeKept, _) => {
             Err(TrainError::Internal(format!("there is no {pass:?} of {segment:?}")))
         }
     }

@@ -63,6 +63,24 @@ pub fn attn_forward(
     Ok(())
 }
 
+/// The norm before the attention a second time, out of the kept input.
+pub fn attn_again(
+    env: &Env,
+    chunk: &ChunkState,
+    memory: &mut Memory,
+    unit: Unit,
+    layer: usize,
+) -> Result<(), TrainError> {
+    let x = std::mem::take(&mut saved(memory, chunk.chunk, unit).layers.entry(layer).or_default().x_attn);
+    let [y, inv] = forward(env, chunk, memory, &x, layer, Role::AttnNorm);
+    memory.regs.normed = Some(y);
+    let kept = saved(memory, chunk.chunk, unit).layers.entry(layer).or_default();
+    kept.x_attn = x;
+    let spent = std::mem::replace(&mut kept.inv_attn, inv);
+    memory.pool.give(spent);
+    Ok(())
+}
+
 /// The attention's output joins the stream; norm before the feed-forward.
 pub fn mlp_forward(
     env: &Env,

@@ -32,7 +32,7 @@ fn name(op: &Op) -> String {
 /// True for the operations that the law of a unit is about.
 fn of_unit(op: &Op) -> bool {
     match op {
-        Op::Compute(..) => true,
+        Op::Compute(..) | Op::Drop(_) => true,
         Op::Collective { axis, .. } => matches!(axis, Axis::Tp | Axis::Cp),
         Op::Send { value, .. } | Op::Recv { value, .. } => *value != Value::TiedGrads,
         _ => false,

@@ -5,13 +5,14 @@
 //! cells: the leaf of a cell is one call of the kernel per data cell, its queries ascending.
 
 use kernels::{AttnShape, Queries};
+use program::Pass;
 use spec::Unit;
 use spec::tree::Counter;
 
 use super::super::{Env, need};
 use crate::buffers::{LayerSaved, Memory};
 use crate::error::TrainError;
-use crate::mutant::{Mutant, rotated};
+use crate::mutant::{self, Mutant, rotated};
 
 /// A call over `batch` sequences of `seq` keys.
 fn shape(env: &Env, batch: usize, seq: usize, queries: Queries) -> AttnShape {
@@ -43,13 +44,20 @@ fn ranges(env: &Env, lane: usize, cell: usize, width: usize, kv_width: usize) ->
 }
 
 /// Attention outputs and their log-sum-exp; kept.
-pub fn attend(env: &Env, memory: &mut Memory, unit: Unit, kept: &mut LayerSaved) -> Result<(), TrainError> {
+pub fn attend(
+    env: &Env,
+    memory: &mut Memory,
+    unit: Unit,
+    kept: &mut LayerSaved,
+    pass: Pass,
+) -> Result<(), TrainError> {
     let (place, rows, ctx) = (env.place, env.rows(), env.ctx);
     let (width, kv_width) = (place.q_width(), place.kv_width());
     let heads = width / place.head_dim;
     kept.o = memory.pool.take(rows * width);
     kept.lse = memory.pool.take(rows * heads);
-    let doc_start = &memory.tokens[&unit].doc_start;
+    let unmasked = mutant::unmasked(env.mutant, pass, rows);
+    let doc_start = unmasked.as_ref().unwrap_or(&memory.tokens[&unit].doc_start);
     let LayerSaved { q, k, v, o, lse, .. } = kept;
     if place.grid_cp == 1 {
         kernels::attention(ctx, &local_shape(env), q, k, v, doc_start, o, lse);

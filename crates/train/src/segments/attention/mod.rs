@@ -6,6 +6,7 @@ mod keys;
 mod qkv;
 
 use kernels::{Acc, Mat, MatMut};
+use program::Pass;
 use spec::Unit;
 use spec::tensors::Role;
 
@@ -24,24 +25,33 @@ fn put_layer(memory: &mut Memory, chunk: usize, unit: Unit, layer: usize, kept: 
     memory.saved.entry((chunk, unit)).or_default().layers.insert(layer, kept);
 }
 
-/// Partial outputs, one leaf per hosted cell.
-pub fn forward(env: &Env, chunk: &ChunkState, memory: &mut Memory, unit: Unit, layer: usize) -> Result<(), TrainError> {
+/// Partial outputs, one leaf per hosted cell; none where only what backward reads is recomputed.
+pub fn forward(
+    env: &Env,
+    chunk: &ChunkState,
+    memory: &mut Memory,
+    unit: Unit,
+    layer: usize,
+    pass: Pass,
+) -> Result<(), TrainError> {
     let (place, rows, ctx) = (env.place, env.rows(), env.ctx);
     let hidden = place.hidden;
     if place.grid_cp == 1 {
         qkv::forward(env, chunk, memory, unit, layer)?;
     }
     let mut kept = take_layer(memory, chunk.chunk, unit, layer);
-    keys::attend(env, memory, unit, &mut kept)?;
+    keys::attend(env, memory, unit, &mut kept, pass)?;
 
-    let cell = place.heads_cell * place.head_dim;
-    let o = Mat::new(&kept.o, rows, place.q_width());
-    let sums = partials(env, memory, rows * hidden, |_, i, out| {
-        let w = Mat::new(chunk.param_slice(layer, Role::O, i), hidden, cell);
-        let o = o.cols_range(place.cell_cols(i, cell));
-        kernels::product(ctx, o, w.t(), MatMut::new(out, rows, hidden), Acc::Store);
-    });
-    memory.regs.partials = Some(sums);
+    if pass != Pass::RecomputeKept {
+        let cell = place.heads_cell * place.head_dim;
+        let o = Mat::new(&kept.o, rows, place.q_width());
+        let sums = partials(env, memory, rows * hidden, |_, i, out| {
+            let w = Mat::new(chunk.param_slice(layer, Role::O, i), hidden, cell);
+            let o = o.cols_range(place.cell_cols(i, cell));
+            kernels::product(ctx, o, w.t(), MatMut::new(out, rows, hidden), Acc::Store);
+        });
+        memory.regs.partials = Some(sums);
+    }
     put_layer(memory, chunk.chunk, unit, layer, kept);
     Ok(())
 }
