@@ -1,7 +1,10 @@
 //! `lockstep check`.
 
+use std::collections::BTreeMap;
+
 use program::print::{self, Limits};
-use program::{Mode, lower};
+use program::{Mode, lower, placement};
+use train::against::{Comparison, STEPS};
 use train::{TrainError, launch};
 
 use crate::RunArgs;
@@ -17,10 +20,23 @@ pub struct Args {
     /// With --program: only this rank's.
     #[arg(long, value_name = "RANK", requires = "program")]
     rank: Option<usize>,
+    /// Also run two steps at reduced size under the layout and on one rank, and compare every tensor's bits.
+    #[arg(long, value_enum, value_name = "WHAT")]
+    against: Option<Against>,
     /// One JSON object per line.
     #[arg(long)]
     json: bool,
 }
+
+/// What a layout is compared with.
+#[derive(Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
+enum Against {
+    /// One rank.
+    Single,
+}
+
+/// Exit code if a tensor differs.
+const DIFFERS: u8 = 70;
 
 pub fn run(args: &Args) -> Result<u8, TrainError> {
     let run = args.run.load()?;
@@ -32,10 +48,17 @@ pub fn run(args: &Args) -> Result<u8, TrainError> {
     }
     let report = launch::prove(&run)?;
     let ranks: Vec<usize> = args.rank.map_or_else(|| (0..world).collect(), |rank| vec![rank]);
+    let table = placement::table(&run.model, &run.grid, &run.layout, &report);
     if args.json {
+        let placed = |row: &placement::Row| {
+            let placed: BTreeMap<_, _> = placement::PLACEMENTS.into_iter().zip(row.placed.clone()).collect();
+            let state = format!("{:?}", row.state).to_lowercase();
+            serde_json::json!({ "state": state, "placed": placed, "bytes": row.bytes, "sent": row.sent })
+        };
         let verdict = serde_json::json!({
             "kind": "check", "schema": events::SCHEMA, "verdict": "sound", "layout": run.layout.to_string(), "ranks": world,
             "bubble": report.bubble, "peak_activations": report.peak_activations, "bytes_by_axis": report.bytes(),
+            "states": table.iter().map(placed).collect::<Vec<_>>(),
         });
         line(&verdict.to_string());
         if args.program {
@@ -48,7 +71,7 @@ pub fn run(args: &Args) -> Result<u8, TrainError> {
                 }
             }
         }
-        return Ok(0);
+        return against(args, &run);
     }
     line(&format!("sound: {} on {world} rank{}", run.layout, if world == 1 { "" } else { "s" }));
     line("  no rank waits for ever; every microbatch passes every layer once each way;");
@@ -58,6 +81,7 @@ pub fn run(args: &Args) -> Result<u8, TrainError> {
         100.0 * report.bubble,
         report.peak_activations
     ));
+    line(&print::placements(&table));
     line(&print::table(&report, Limits::default()));
     line(&print::gantt(&report, &run.grid, &run.layout, Limits::default()));
     if args.program {
@@ -66,5 +90,31 @@ pub fn run(args: &Args) -> Result<u8, TrainError> {
             line(&print::listing(&lower(&run, rank, Mode::Train), limits));
         }
     }
-    Ok(0)
+    against(args, &run)
+}
+
+/// The comparison that was asked for, if any.
+fn against(args: &Args, run: &spec::Run) -> Result<u8, TrainError> {
+    if args.against.is_none() {
+        return Ok(0);
+    }
+    let comparison = train::against::single(run)?;
+    let Comparison { reduced, tensors, difference, digest } = &comparison;
+    if args.json {
+        let (step, tensor) = difference.clone().unzip();
+        let object = serde_json::json!({
+            "kind": "against", "schema": events::SCHEMA, "with": "single", "equal": difference.is_none(), "steps": STEPS,
+            "tensors": tensors, "reduced": reduced, "digest": digest, "first_step": step, "first_tensor": tensor,
+        });
+        line(&object.to_string());
+    } else {
+        line(&format!("against one rank, reduced to {reduced}"));
+        line(&match difference {
+            None => format!(
+                "  equal: {tensors} tensors and the digest, bit for bit, after each of {STEPS} steps ({digest:.12})"
+            ),
+            Some((step, tensor)) => format!("  DIFFERENT: after step {step}, first in {tensor}"),
+        });
+    }
+    Ok(if difference.is_none() { 0 } else { DIFFERS })
 }

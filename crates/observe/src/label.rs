@@ -24,6 +24,7 @@ pub fn label(instr: &Instr) -> Label {
             let more = pass.strip_prefix("forward").or(pass.strip_prefix("backward")).unwrap_or(&pass).to_owned();
             words(&format!("{segment:?}")) + &more
         }),
+        Op::Drop(_) => ("other", "activations let go".into()),
         Op::Collective { bytes: 0, .. } => ("sums", "in groups of one".into()),
         Op::Collective { exchange, value, axis, .. } => {
             let [how, what, with] =

@@ -7,8 +7,10 @@
 //! - `order`: one rank's list obeys it, for every unit that the rank hosts and for no other,
 //!   with gradients first in, first out, and the end of the step in order;
 //! - `run`: all lists together come to an end, every message finds its receiver, every
-//!   collective all its members. The same run takes the times under unit costs.
+//!   collective all its members. The same run takes the times under unit costs;
+//! - `alike`: many ranks at the price of few.
 
+mod alike;
 mod law;
 mod order;
 mod report;
@@ -18,6 +20,7 @@ mod violation;
 
 use spec::{Grid, Layout, Model};
 
+pub use alike::check_alike;
 pub use report::{AXES, RankReport, Report, Span, TICKS_PER_LAYER};
 pub use violation::{Place, Violation, Wait};
 

@@ -14,6 +14,7 @@ pub mod instr;
 pub mod kept;
 pub mod lower;
 pub mod ownership;
+pub mod placement;
 pub mod print;
 pub mod schedule;
 pub mod state;

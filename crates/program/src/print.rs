@@ -6,6 +6,7 @@ use spec::{Grid, Layout};
 
 use crate::check::{AXES, RankReport, Report, Span, TICKS_PER_LAYER};
 use crate::instr::{Pass, Program};
+use crate::placement::{PLACEMENTS, Row};
 
 /// How much a text shows before it says what it leaves out.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -143,6 +144,26 @@ pub fn table(report: &Report, limits: Limits) -> String {
         report.peak_activations
     );
     text
+}
+
+/// The states of training by placement.
+pub fn placements(rows: &[Row]) -> String {
+    let cell = |text: &String| if text.is_empty() { "-".to_owned() } else { text.clone() };
+    let head = ["state"].into_iter().chain(PLACEMENTS).chain(["bytes/rank", "sent/step"]).map(str::to_owned);
+    let mut lines: Vec<Vec<String>> = vec![head.collect()];
+    for row in rows {
+        let state = format!("{:?}", row.state).to_lowercase();
+        let numbers = [size(row.bytes), size(row.sent)];
+        lines.push(std::iter::once(state).chain(row.placed.iter().map(cell)).chain(numbers).collect());
+    }
+    let width = |i: usize| lines.iter().map(|line| line[i].chars().count()).max().unwrap_or(0);
+    let widths: Vec<usize> = (0..lines[0].len()).map(width).collect();
+    let mut text = String::new();
+    for line in &lines {
+        let cells: Vec<String> = line.iter().zip(&widths).map(|(cell, width)| format!("{cell:<width$}")).collect();
+        let _ = writeln!(text, "{}", cells.join("  ").trim_end());
+    }
+    text + "largest rank; gradients are accumulators, sums and buffers in flight apart\n"
 }
 
 /// Bytes with a decimal suffix.

@@ -1,4 +1,5 @@
 //! Executes the step program on a rank: segments, optimizer, data order, checkpoints; and starts the ranks.
+pub mod against;
 pub mod best;
 pub mod buffers;
 pub mod comm;

@@ -59,7 +59,7 @@ pub fn case(mutant: Mutant) -> (Row, Expect) {
 pub struct Wrong {
     /// What is wrong.
     pub what: &'static str,
-    /// The layout of the lists, over [`GRID`].
+    /// The layout of the lists, over [`GRID`]; after `tied`, over [`GRID_TIED`].
     pub layout: &'static str,
     /// What the refusal must say.
     pub reason: &'static str,
@@ -68,6 +68,8 @@ pub struct Wrong {
 
 /// The grid of the lists that are mutated.
 const GRID: usize = 6;
+/// The one for layouts that begin with `tied`: a tied embedding.
+const GRID_TIED: usize = 1;
 /// With ZeRO-1, so that every exchange is there.
 const LISTS: &str = "dp=2 cp=2 tp=2 pp=2 zero=1";
 
@@ -143,7 +145,7 @@ pub const WRONG: &[Wrong] = &[
         what: "a data cell left out of the gradients",
         layout: LISTS,
         reason: "of the chunk is not closed",
-        change: |lists| drop_all(lists, |i| matches!(i.op, Op::CloseCell { cell: 7 })),
+        change: |lists| drop_all(lists, |i| matches!(i.op, Op::CloseCell { cell: 1 })),
     },
     Wrong {
         what: "parameters applied before the vote",
@@ -189,12 +191,23 @@ pub const WRONG: &[Wrong] = &[
     Wrong {
         what: "partial outputs gathered instead of summed",
         layout: LISTS,
-        reason: "ReduceScatter Partial Tp",
+        reason: "`AllGather Partial Tp",
         change: |lists| {
             for instr in lists.iter_mut().flat_map(|list| &mut list.instrs) {
                 if let Op::Collective { value: Value::Partial, exchange, .. } = &mut instr.op {
                     *exchange = Exchange::AllGather;
                 }
+            }
+        },
+    },
+    Wrong {
+        what: "the other share of a tied embedding added before the own is sent",
+        layout: "tied pp=2",
+        reason: "own share is sent before the other's is added to it",
+        change: |lists| {
+            let list = &mut lists[1].instrs;
+            if let Some(at) = list.iter().position(|i| matches!(i.op, Op::Send { value: Value::TiedGrads, .. })) {
+                list.swap(at, at + 1);
             }
         },
     },
@@ -308,7 +321,9 @@ fn swap_backwards(lists: &mut [Program]) {
 
 /// What the checker says to the mutant's lists; `None`: nothing, or the lists are as they were.
 pub fn refusal(wrong: &Wrong) -> Result<Option<String>, String> {
-    let run = parse(GRID, &sets(wrong.layout))?;
+    let tied = wrong.layout.strip_prefix("tied ");
+    let grid = if tied.is_some() { GRID_TIED } else { GRID };
+    let run = parse(grid, &sets(tied.unwrap_or(wrong.layout)))?;
     let sound = program::lower_all(&run, Mode::Train);
     let judge = |lists: &[Program]| check(lists, &run.model, &run.grid, &run.layout, run.train.seq, Mode::Train);
     if let Err(violations) = judge(&sound) {

@@ -243,7 +243,8 @@ fn extension(layout: &Layout, instrs: &[Instr], random: &mut Random) -> Vec<usiz
 fn may_swap(layout: &Layout, a: &Instr, b: &Instr) -> bool {
     let size = |axis| match axis {
         Axis::Tp => layout.tp,
-        Axis::Dp => layout.dp,
+        Axis::Cp => layout.cp,
+        Axis::Dp => layout.holders(),
         Axis::Pp => layout.pp,
         _ => layout.world(),
     };

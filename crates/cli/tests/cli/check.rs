@@ -91,3 +91,44 @@ fn what_cannot_be_laid_out_is_refused() {
     assert!(out.stdout.is_empty(), "{out}");
     check(&["--json"], &["layout.dp=3", "layout.cells=[4]"]).expect(2).says(&["layout.cells", "3 numbers"]);
 }
+
+#[test]
+fn the_states_and_their_placements_are_told() {
+    let value = verdict(&["layout.dp=2", "layout.pp=2", "layout.zero=1", "layout.recompute=full"]);
+    let states = value["states"].as_array().unwrap();
+    let names: Vec<_> = states.iter().map(|row| row["state"].as_str().unwrap()).collect();
+    assert_eq!(names, ["parameters", "optimizer", "gradients", "activations"]);
+    assert_eq!(states[0]["placed"]["replicated"], "dp");
+    assert_eq!(states[1]["placed"]["sharded"], "pp (layers), dp");
+    assert_eq!(states[3]["placed"]["materialized"], "4 layers");
+    assert!(states.iter().all(|row| row["bytes"].as_u64().unwrap() > 0));
+    let out = check(&[], &["layout.dp=2"]).expect(0);
+    assert!(out.stdout.contains("sharded-with-gather  materialized  offloaded"), "{out}");
+}
+
+#[test]
+fn a_layout_is_compared_with_one_rank() {
+    let out = check(&["--against", "single"], &["layout.pp=2", "layout.schedule=zb-h1"]).expect(0);
+    assert!(out.stdout.contains("against one rank, reduced to 4 layers"), "{out}");
+    assert!(out.stdout.contains("equal: ") && out.stdout.contains("bit for bit, after each of 2 steps"), "{out}");
+    let json = check(&["--against", "single", "--json"], &["layout.tp=2"]).expect(0);
+    let value: serde_json::Value = serde_json::from_str(json.stdout.lines().last().unwrap()).unwrap();
+    assert_eq!((&value["kind"], &value["equal"]), (&"against".into(), &true.into()));
+}
+
+#[test]
+fn chunks_on_one_position_are_refused() {
+    let out = check(&[], &["layout.vpp=2"]).expect(2);
+    out.says(&["layout.vpp = 2", "layout.pp = 1", "plain accumulation", "leave layout.vpp unset"]);
+}
+
+#[test]
+fn a_schedule_file_that_waits_for_ever_names_its_cycle() {
+    let file = tempfile::NamedTempFile::new().unwrap();
+    std::fs::write(file.path(), "0F0,0B0\n1F0,1B0,1X0\n").unwrap();
+    let path = format!("layout.schedule_file={:?}", file.path().display().to_string());
+    let sets = ["layout.pp=2", "layout.schedule=csv", path.as_str()];
+    check(&[], &sets).expect(2).says(&["line 2 column 9", "`1X0` is no operation"]);
+    std::fs::write(file.path(), "0F0,0B0,0F1,0B1\n1F0,1F1,1B0,1B1\n").unwrap();
+    check(&[], &sets).expect(2).says(&["waits for ever, in a cycle", "line 1 waits at column 5 `0B0`"]);
+}

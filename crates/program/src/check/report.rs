@@ -2,7 +2,8 @@
 
 use spec::{Layout, Unit};
 
-use crate::instr::{Axis, Pass};
+use crate::instr::{Axis, Pass, Value};
+use crate::placement::{STATES, State};
 
 /// The axes in the order of the counts of a [`RankReport`].
 pub const AXES: [Axis; 5] = [Axis::Tp, Axis::Cp, Axis::Pp, Axis::Dp, Axis::World];
@@ -37,6 +38,8 @@ pub struct RankReport {
     pub exchanges: [u64; AXES.len()],
     /// Bytes sent per axis, as in [`AXES`].
     pub bytes: [u64; AXES.len()],
+    /// Bytes sent of each state, as in [`STATES`].
+    pub moved: [u64; 4],
     /// Ticks of work.
     pub busy: u64,
     /// Most activations alive at once, in layers x microbatches.
@@ -48,6 +51,18 @@ pub struct RankReport {
 }
 
 impl RankReport {
+    /// Bytes sent of a state.
+    pub fn sent(&self, state: State) -> u64 {
+        STATES.iter().position(|s| *s == state).map_or(0, |i| self.moved[i])
+    }
+
+    /// Counts `bytes` of `value` as sent.
+    pub(super) fn moves(&mut self, value: Value, bytes: u64) {
+        if let Some(i) = STATES.iter().position(|s| value.state() == Some(*s)) {
+            self.moved[i] += bytes;
+        }
+    }
+
     /// First tick of its pipeline work.
     pub fn start(&self) -> u64 {
         self.spans.first().map_or(0, |s| s.start)

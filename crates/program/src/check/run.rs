@@ -113,6 +113,7 @@ impl Run<'_> {
                 let report = &mut self.ranks[rank];
                 report.exchanges[axis_index(Axis::Pp)] += u64::from(to != rank);
                 report.bytes[axis_index(Axis::Pp)] += bytes;
+                report.moves(value, bytes);
                 let channel = (rank, to, value, instr.chunk);
                 self.channels.entry(channel).or_default().push_back((at, self.clocks[rank]));
                 if to < self.at.len() && to != rank && self.waits_for(to, channel) {
@@ -126,7 +127,7 @@ impl Run<'_> {
                 };
                 self.receive(rank, from, letter);
             }
-            Op::Collective { axis, bytes, .. } => return self.meet(rank, &instr, axis, bytes),
+            Op::Collective { axis, value, bytes, .. } => return self.meet(rank, &instr, axis, value, bytes),
             Op::Drop(_) => {
                 self.alive[rank] = self.alive[rank].saturating_sub(1);
                 self.keep(rank, &instr);
@@ -208,7 +209,7 @@ impl Run<'_> {
         }
     }
 
-    fn meet(&mut self, rank: usize, instr: &Instr, axis: Axis, bytes: u64) -> bool {
+    fn meet(&mut self, rank: usize, instr: &Instr, axis: Axis, value: Value, bytes: u64) -> bool {
         if self.parked[rank] {
             return false;
         }
@@ -229,6 +230,7 @@ impl Run<'_> {
         let report = &mut self.ranks[rank];
         report.exchanges[index] += 1;
         report.bytes[index] += bytes;
+        report.moves(value, bytes);
         if meeting.arrived.len() < size {
             self.parked[rank] = true;
             return false;

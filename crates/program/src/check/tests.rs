@@ -1,5 +1,6 @@
 //! Lists from the lowering pass; mutants are refused for the right reason; other legal orders pass.
 
+mod alike;
 mod legal;
 mod mutants;
 mod shapes;

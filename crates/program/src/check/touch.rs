@@ -76,7 +76,7 @@ fn compute(pass: Pass, segment: Segment) -> Touch {
     match (pass, segment) {
         (Forward, Segment::Embed) => (vec![], vec![S::Partials]),
         (Forward, Segment::AttnNorm(l)) => (vec![], vec![S::Stream, S::Reduced, S::Normed, S::AttnNorm(l)]),
-        (Forward | Recompute, Segment::Qkv(l)) => (vec![], vec![S::Rows, S::Attn(l)]),
+        (Forward | Recompute | RecomputeKept, Segment::Qkv(l)) => (vec![], vec![S::Rows, S::Attn(l)]),
         (Forward | Recompute, Segment::Attn(l)) => (vec![], vec![S::Rows, S::Keys, S::Attn(l), S::Partials]),
         (RecomputeKept, Segment::Attn(l)) => (vec![], vec![S::Rows, S::Keys, S::Attn(l)]),
         (Recompute, Segment::AttnNorm(l)) => (vec![], vec![S::Normed, S::AttnNorm(l)]),

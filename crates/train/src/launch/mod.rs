@@ -199,8 +199,9 @@ pub fn prove(run: &Run) -> Result<check::Report, TrainError> {
         violations: violations.iter().map(ToString::to_string).collect::<Vec<_>>().join("\n"),
     };
     let verdict = |mode| {
-        let programs = program::lower_all(run, mode);
-        check::check(&programs, &run.model, &run.grid, &run.layout, run.train.seq, mode).map_err(refused)
+        let Run { model, grid, layout, train, .. } = run;
+        let lowering = program::lower::Lowering::new(model, grid, layout, train.seq, mode);
+        check::check_alike(model, grid, layout, train.seq, mode, |rank| lowering.rank(rank)).map_err(refused)
     };
     verdict(Mode::Eval)?;
     verdict(Mode::Train)

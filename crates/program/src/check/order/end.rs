@@ -55,6 +55,8 @@ impl Order<'_> {
         let done = if send { &mut chunk.tied_sent } else { &mut chunk.tied_received };
         let again = std::mem::replace(done, true);
         let summed = chunk.grads;
+        // What is received is added to what is sent.
+        let early = !send && !chunk.tied_sent;
         if peer != want {
             self.violations.push(Violation::Peer { place: self.place(at), want });
         }
@@ -62,6 +64,8 @@ impl Order<'_> {
             self.double(at);
         } else if !summed {
             self.out_of_order(at, "the chunk's gradients are not summed over the data axis");
+        } else if early {
+            self.out_of_order(at, "the chunk's own share is sent before the other's is added to it");
         }
     }
 

@@ -377,8 +377,16 @@ fn tied_gradients_are_swapped_exactly_when_apart() {
         case.instrs(rank).swap(at, at + 1);
     }
     let found = case.refused();
-    assert_eq!(found.len(), 1, "{found:?}");
+    assert_eq!(found.len(), 3, "{found:?}");
+    assert_violation!(found, Violation::OutOfOrder { .. }, "own share is sent before");
     assert_violation!(found, Violation::Deadlock { .. }, "in a cycle: 0 waits for 1 waits for 0");
+    // On one rank nobody waits, but it sends the sum of both shares.
+    let mut case = tied(2);
+    let at = case.find(0, 0, is_send(Value::TiedGrads));
+    case.instrs(0).swap(at, at + 1);
+    let found = case.refused();
+    assert_eq!(found.len(), 1, "{found:?}");
+    assert_violation!(found, Violation::OutOfOrder { .. }, "own share is sent before");
 }
 
 #[test]

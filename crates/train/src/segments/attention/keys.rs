@@ -44,13 +44,7 @@ fn ranges(env: &Env, lane: usize, cell: usize, width: usize, kv_width: usize) ->
 }
 
 /// Attention outputs and their log-sum-exp; kept.
-pub fn attend(
-    env: &Env,
-    memory: &mut Memory,
-    unit: Unit,
-    kept: &mut LayerSaved,
-    pass: Pass,
-) -> Result<(), TrainError> {
+pub fn attend(env: &Env, memory: &mut Memory, unit: Unit, kept: &mut LayerSaved, pass: Pass) -> Result<(), TrainError> {
     let (place, rows, ctx) = (env.place, env.rows(), env.ctx);
     let (width, kv_width) = (place.q_width(), place.kv_width());
     let heads = width / place.head_dim;
