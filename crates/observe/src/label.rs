@@ -1,6 +1,6 @@
 //! What an instruction is called in profiles and traces.
 
-use program::{Axis, Instr, Op};
+use program::{Axis, Instr, Op, Value};
 
 /// The group and name of what an instruction is accounted to.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
@@ -25,6 +25,8 @@ pub fn label(instr: &Instr) -> Label {
             words(&format!("{segment:?}")) + &more
         }),
         Op::Drop(_) => ("other", "activations let go".into()),
+        // Squares of the gradients are summed for it: the one exchange that computes.
+        Op::Collective { value: Value::Ballot, .. } => ("vote", "gradient norm and ballots".into()),
         Op::Collective { bytes: 0, .. } => ("sums", "in groups of one".into()),
         Op::Collective { exchange, value, axis, .. } => {
             let [how, what, with] =
@@ -66,7 +68,7 @@ fn words(name: &str) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use program::{Exchange, Pass, Segment, Value};
+    use program::{Exchange, Pass, Segment};
 
     fn of(op: Op) -> (&'static str, String) {
         let Label { group, name } = label(&Instr { op, chunk: 0, unit: None });
@@ -85,6 +87,9 @@ mod tests {
         };
         assert_eq!(of(sum(8)), ("exchange", "reduce-scatter grad partial (tp)".into()));
         assert_eq!(of(sum(0)), ("sums", "in groups of one".into()));
+        let ballot =
+            Op::Collective { exchange: Exchange::AllGather, value: Value::Ballot, axis: Axis::World, bytes: 0 };
+        assert_eq!(of(ballot), ("vote", "gradient norm and ballots".into()));
         let from = Op::Recv { value: Value::ActivationGrad, from: 1, bytes: 4 };
         assert_eq!(of(from), ("exchange", "receive activation grad (pp)".into()));
         assert_eq!(waiting(&Instr { op: from, chunk: 0, unit: None }).name, "for the pipeline (bubble)");

@@ -7,6 +7,7 @@ use fabric::{Endpoint, FabricError, FabricOptions, Group, ShmWorld, TcpListenerH
 use kernels::{Acc, Ctx, Mat, MatMut, Simd};
 use spec::Transport;
 use spec::cluster::{ClusterLink, Product};
+use train::pin;
 
 /// Takes of the peak; the best counts.
 const PEAKS: usize = 8;
@@ -52,11 +53,12 @@ fn product_gflops(ctx: &Ctx, [rows, inner, cols]: [usize; 3]) -> f64 {
     2.0 * (rows * inner * cols) as f64 / median(&mut takes) / 1e9
 }
 
-/// Two ranks of this machine over `transport`. Over shared memory each maps it for itself, as processes do.
+/// Two ranks of this machine over `transport`, each on a core of its own out of `cores` as far as there are two. Over
+/// shared memory each maps it for itself, as processes do.
 ///
 /// # Errors
 /// The fabric's.
-pub fn link(transport: Transport) -> Result<ClusterLink, FabricError> {
+pub fn link(transport: Transport, cores: &[usize]) -> Result<ClusterLink, FabricError> {
     let options = FabricOptions::default();
     let ends = match transport {
         Transport::Threads => fabric::threads(2, &options)?,
@@ -69,12 +71,22 @@ pub fn link(transport: Transport) -> Result<ClusterLink, FabricError> {
     };
     let group = Group::new(1, "doctor", vec![0, 1]);
     let (latency_us, gb_s) = std::thread::scope(|scope| {
-        let echo = scope.spawn(|| answer(&ends[1], &group));
-        let measured = ask(&ends[0], &group);
-        if let Err(e) = &measured {
-            ends[1].abort(&e.to_string());
-        }
-        echo.join().expect("the other end does not panic").and(measured)
+        // Unpinned they measure the same, only less steadily.
+        let on_core = |rank: usize| cores.get(rank).filter(|_| cores.len() > 1).map(|core| pin::hold(&[*core]));
+        let echo = scope.spawn(|| {
+            drop(on_core(1));
+            answer(&ends[1], &group)
+        });
+        let clock = scope.spawn(|| {
+            drop(on_core(0));
+            let measured = ask(&ends[0], &group);
+            if let Err(e) = &measured {
+                ends[1].abort(&e.to_string());
+            }
+            measured
+        });
+        let join = "an end does not panic";
+        echo.join().expect(join).and(clock.join().expect(join))
     })?;
     Ok(ClusterLink { transport: transport.to_string(), latency_us, gb_s })
 }

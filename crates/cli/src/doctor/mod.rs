@@ -99,7 +99,7 @@ fn measured(facts: &Facts, json: bool, path: &Path) -> Result<Cluster, TrainErro
     say(&format!("{:<26} {:>10} {:>12}", "", "8 B", "16 MiB"));
     let mut link = Vec::new();
     for transport in [Transport::Shm, Transport::Tcp, Transport::Threads] {
-        match measure::link(transport) {
+        match measure::link(transport, &facts.cores_allowed) {
             Ok(l) => {
                 say(&format!("{:<26} {:>7.1} us {:>7.2} GB/s", format!("transport {transport}"), l.latency_us, l.gb_s));
                 link.push(l);

@@ -114,7 +114,12 @@ fn the_profile_adds_up_and_the_trace_is_whole_under_every_axis() {
         assert!(out.stdout.lines().last().unwrap().contains(&plain), "{layout:?} {out}");
         let profile = profile(&out);
         assert_eq!((&profile["first"], &profile["last"], &profile["steps"]), (&4.into(), &6.into(), &3.into()));
-        let always = [("forward", "mlp"), ("backward", "attn"), ("optimizer", "update of parameters and moments")];
+        let always = [
+            ("forward", "mlp"),
+            ("backward", "attn"),
+            ("vote", "gradient norm and ballots"),
+            ("optimizer", "update of parameters and moments"),
+        ];
         adds_up(&profile, ranks, &[wanted, &always].concat());
         let (slices, arrows) = trace(&fs::read_to_string(lab.path("out/trace/trace.json")).unwrap());
         assert_eq!(slices.len(), ranks);
