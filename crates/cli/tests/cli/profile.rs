@@ -93,9 +93,10 @@ fn trace(text: &str) -> (HashMap<u64, Vec<Slice>>, usize) {
 #[test]
 fn the_profile_adds_up_and_the_trace_is_whole_under_every_axis() {
     let plain = Lab::new().train("out", &[], &[STEPS]).expect(0).digest();
-    let cases: [Case; 4] = [
+    let cases: [Case; 5] = [
         (&["layout.threads=1"], 1, &[("sums", "data cells onto the tree"), ("data", "tokens of a microbatch")]),
         (&["layout.dp=2"], 2, &[("exchange", "all-reduce grads (dp)")]),
+        (&["layout.pp=2", "layout.schedule=zb-h1"], 2, &[("backward", "mlp input"), ("backward", "mlp weight")]),
         (&["layout.tp=2"], 2, &[("exchange", "reduce-scatter partial (tp)"), ("exchange", "all-gather rows (tp)")]),
         (
             &["layout.dp=2", "layout.pp=2", "layout.zero=1", "layout.transport=tcp"],
