@@ -70,9 +70,9 @@ pub fn link(transport: Transport, cores: &[usize]) -> Result<ClusterLink, Fabric
         Transport::Tcp => tcp(&options)?,
     };
     let group = Group::new(1, "doctor", vec![0, 1]);
+    // Unpinned they measure the same, only less steadily.
+    let on_core = |rank: usize| cores.get(rank).filter(|_| cores.len() > 1).map(|core| pin::hold(&[*core]));
     let (latency_us, gb_s) = std::thread::scope(|scope| {
-        // Unpinned they measure the same, only less steadily.
-        let on_core = |rank: usize| cores.get(rank).filter(|_| cores.len() > 1).map(|core| pin::hold(&[*core]));
         let echo = scope.spawn(|| {
             drop(on_core(1));
             answer(&ends[1], &group)
