@@ -117,7 +117,7 @@ fn the_profile_adds_up_and_the_trace_is_whole_under_every_axis() {
         assert_eq!((&profile["first"], &profile["last"], &profile["steps"]), (&4.into(), &6.into(), &3.into()));
         let always = [
             ("forward", "mlp"),
-            ("backward", "attn"),
+            ("backward", "attn norm"),
             ("vote", "gradient norm and ballots"),
             ("optimizer", "update of parameters and moments"),
         ];
