@@ -35,7 +35,8 @@ pub fn label(instr: &Instr) -> Label {
         }
         Op::Send { value, .. } => ("exchange", format!("send {} (pp)", words(&format!("{value:?}")))),
         Op::Recv { value, .. } => ("exchange", format!("receive {} (pp)", words(&format!("{value:?}")))),
-        Op::CloseCell { .. } => ("sums", "data cells onto the tree".into()),
+        Op::Close { .. } => ("sums", "data cells onto the tree".into()),
+        Op::Release(_) => ("sums", "free gathered parameters".into()),
         Op::Vote => ("vote", "decision".into()),
         Op::Apply => ("optimizer", "update of parameters and moments".into()),
     };
@@ -68,7 +69,7 @@ fn words(name: &str) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use program::{Exchange, Pass, Segment};
+    use program::{Bucket, Exchange, Pass, Segment};
 
     fn of(op: Op) -> (&'static str, String) {
         let Label { group, name } = label(&Instr { op, chunk: 0, unit: None });
@@ -93,7 +94,7 @@ mod tests {
         let from = Op::Recv { value: Value::ActivationGrad, from: 1, bytes: 4 };
         assert_eq!(of(from), ("exchange", "receive activation grad (pp)".into()));
         assert_eq!(waiting(&Instr { op: from, chunk: 0, unit: None }).name, "for the pipeline (bubble)");
-        for op in [Op::Load, Op::Vote, Op::Apply, Op::CloseCell { cell: 0 }, sum(8), sum(0), from] {
+        for op in [Op::Load, Op::Vote, Op::Apply, Op::Close { cell: 0, bucket: Bucket::Norms }, sum(8), sum(0), from] {
             assert!(GROUPS.contains(&of(op).0));
         }
     }

@@ -205,7 +205,8 @@ mod tests {
             assert!(start["ts"].as_f64() <= end["ts"].as_f64() && start["pid"] != end["pid"]);
         }
         let grads: Vec<_> = events.iter().filter(|e| e["name"] == "all-reduce grads (dp)").collect();
-        assert_eq!(grads.len(), 2 * 4);
+        // Four ranks with four buckets each.
+        assert_eq!(grads.len(), 2 * 4 * 4);
         let last = grads.iter().filter(|e| e["pid"] == 2).map(|e| &e["ts"]);
         let from_last = |ts: &Value| starts.iter().any(|s| s["pid"] == 2 && s["ts"] == *ts);
         assert!(last.into_iter().all(from_last));

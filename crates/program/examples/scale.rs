@@ -40,6 +40,8 @@ fn main() {
             recompute: Recompute::None,
             recompute_layers: None,
             zero: 1,
+            shard: None,
+            reshard: spec::Reshard::Always,
             threads: None,
             transport: Transport::Tcp,
             pin: Pin::Off,

@@ -11,6 +11,8 @@ impl Axis {
             Axis::Tp => layout.tp,
             Axis::Cp => layout.cp,
             Axis::Dp => layout.holders(),
+            Axis::Shard => layout.shard,
+            Axis::Replica => layout.replicas(),
             Axis::Pp => layout.pp,
             Axis::World => layout.world(),
         }
@@ -18,10 +20,14 @@ impl Axis {
 
     /// Member `i` of the group of `at`; members ascend, as ranks do.
     pub fn member(self, layout: &Layout, at: Coords, i: usize) -> usize {
+        let holder = |h: usize| Coords { dp: h / layout.cp, cp: h % layout.cp, ..at };
+        let (mine, shard) = (layout.holder(at), layout.shard);
         layout.rank(match self {
             Axis::Tp => Coords { tp: i, ..at },
             Axis::Cp => Coords { cp: i, ..at },
-            Axis::Dp => Coords { dp: i / layout.cp, cp: i % layout.cp, ..at },
+            Axis::Dp => holder(i),
+            Axis::Shard => holder(mine / shard * shard + i),
+            Axis::Replica => holder(mine % shard + i * shard),
             Axis::Pp => Coords { pp: i, ..at },
             Axis::World => return i,
         })
@@ -50,7 +56,7 @@ mod tests {
         let model = testing::model(2);
         let grid = Grid::new(&model, 4, 32, 1, Some(2), 2).unwrap().with_context(2, 32).unwrap();
         let mut layout = testing::layout(&model, &grid, [2, 2, 2], Schedule::OneFOneB, None);
-        layout.cp = 2;
+        (layout.cp, layout.shard) = (2, 2);
         for axis in AXES {
             let mut seen = vec![0; layout.world()];
             for first in (0..layout.world()).filter(|rank| axis.first(&layout, *rank) == *rank) {

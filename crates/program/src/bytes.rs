@@ -9,6 +9,9 @@
 //! | all-gather | own (g - 1) |
 //! | all-reduce | both |
 //!
+//! Over the data axis each bucket ([`crate::buckets`]) travels by itself. Parameters are gathered inside a shard group,
+//! sums between the replicas of a shard: there g is the size of that group, and `own` what each sends of it.
+//!
 //! One subtree per rank gives the bytes of a ring: n (g - 1) / g for each of the two
 //! (Rabenseifner, "Optimization of Collective Reduction Operations", 2004). A group of one
 //! sends nothing: then own = n and g - 1 = 0.
@@ -18,9 +21,9 @@ use spec::tensors::{Cut, Role, STATE_CHUNK};
 use spec::tree::{subtrees, subtrees_of};
 use spec::{Coords, Grid, Layout, Model};
 
+use crate::buckets::{Bucket, ChunkPlan};
 use crate::instr::{Exchange, Mode, block_rows, blocks_of_lane};
-use crate::ownership::owners;
-use crate::state::{cells_hosted, chunk_tensors, hosted, norm_elements, slice_lens, tied_apart};
+use crate::state::{cells_hosted, hosted, norm_elements};
 
 /// Bytes of an element of every value but the ballot.
 const FLOAT: u64 = 4;
@@ -29,7 +32,20 @@ const WORD: u64 = 8;
 /// Softmax statistics of one token over one vocabulary slice: maximum, sum of exponentials, target logit.
 const STATS: u64 = 3;
 
-/// Sizes over the holders of one chunk's state on one rank; the same at every tensor position.
+/// Sizes over the holders of one bucket on one rank; the same at every tensor position.
+#[derive(Debug, Clone)]
+struct BucketSizes {
+    bucket: Bucket,
+    parameters: bool,
+    /// Elements of its gradient.
+    gradients: u64,
+    /// Elements of the gradient that each holder sums.
+    summed: Vec<u64>,
+    /// Elements of the parameters by position in a shard group; all 0 where there is only a gradient.
+    shards: Vec<u64>,
+}
+
+/// Sizes over the holders of one chunk's state on one rank.
 #[derive(Debug, Clone)]
 struct ChunkSizes {
     /// Elements of the chunk's norm vectors and routers.
@@ -38,13 +54,8 @@ struct ChunkSizes {
     slices: u64,
     /// Layers of the chunk.
     layers: u64,
-    /// Elements of all gradients.
-    gradients: u64,
-    /// Elements of the gradients that each holder owns.
-    gradients_owned: Vec<u64>,
-    /// Elements of the parameters that each holder owns.
-    parameters_owned: Vec<u64>,
-    /// Words on the ballot about what each holder owns: cut slices.
+    buckets: Vec<BucketSizes>,
+    /// Words on the ballot about what each holder sums: cut slices.
     ballot_cut: Vec<u64>,
     /// Likewise: whole tensors, which tensor position 0 speaks for.
     ballot_whole: Vec<u64>,
@@ -72,8 +83,6 @@ pub struct Sizes {
     leaves: Vec<u64>,
     /// Elements of the keys and values of one unit and layer on one rank; `None` without context cells.
     keys: Option<u64>,
-    /// Elements of the hosted slices of a tied embedding.
-    tied: u64,
     /// Experts of a layer; 0: dense.
     experts: u64,
     /// There is an auxiliary loss.
@@ -104,7 +113,6 @@ impl Sizes {
                 .map(|part| (part.iter().map(|cells| cells.len()).sum::<usize>() * grid.microbatches) as u64)
                 .collect(),
             keys: (grid.cp > 1).then_some((2 * lanes * tokens_lane * kv_width) as u64),
-            tied: (model.vocab_padded() / layout.tp * model.hidden) as u64,
             experts: model.moe.as_ref().map_or(0, |moe| moe.experts as u64),
             aux: model.moe.as_ref().is_some_and(|moe| moe.aux_loss > 0.0),
             pooled: model.moe.as_ref().is_some_and(|moe| moe.aux_loss > 0.0 && moe.aux_scope == AuxScope::Pooled),
@@ -208,15 +216,15 @@ impl Sizes {
         FLOAT * (self.tp_subtrees[tp] * (n - own) + own * self.tp_peers())
     }
 
-    /// `Grads` of `chunk` over the cells (d, c), at holder `holder`; owners by [`owners`].
+    /// `Grads` of a bucket over the cells (d, c), at holder `holder`. A gather goes to the replicas of the shard only.
     ///
-    /// A tied embedding whose two uses are on one chunk has two accumulators, each summed
-    /// over the cells before the two are added: it counts twice.
-    pub fn grads(&self, chunk: usize, holder: usize, exchange: Exchange) -> u64 {
-        let sizes = &self.chunks[chunk];
-        let own = sizes.gradients_owned[holder];
+    /// # Panics
+    /// If the chunk has no such bucket.
+    pub fn grads(&self, chunk: usize, bucket: Bucket, holder: usize, exchange: Exchange) -> u64 {
+        let sizes = self.bucket(chunk, bucket);
+        let own = sizes.summed[holder];
         let scatter = self.dp_subtrees[holder] * (sizes.gradients - own);
-        let gather = own * (self.layout.holders() as u64 - 1);
+        let gather = own * (self.layout.replicas() as u64 - 1);
         FLOAT
             * match exchange {
                 Exchange::ReduceScatter => scatter,
@@ -225,14 +233,45 @@ impl Sizes {
             }
     }
 
-    /// `TiedGrads`: one use's gradient of all hosted slices of the embedding.
-    pub fn tied_grads(&self) -> u64 {
-        FLOAT * self.tied
+    /// `TiedGrads` at holder `holder`: one use's gradient of what it owns of the embedding.
+    pub fn tied_grads(&self, chunk: usize, holder: usize) -> u64 {
+        let bucket = if chunk == 0 { Bucket::Embed } else { Bucket::Head };
+        FLOAT * self.bucket(chunk, bucket).shards[holder % self.layout.shard]
     }
 
-    /// `Params` of `chunk` from holder `holder`: what it owns to every other one.
-    pub fn params(&self, chunk: usize, holder: usize) -> u64 {
-        FLOAT * self.chunks[chunk].parameters_owned[holder] * (self.layout.holders() as u64 - 1)
+    /// `Params` of a bucket from holder `holder`: what it owns to the others of its shard group.
+    ///
+    /// # Panics
+    /// If the chunk has no such bucket.
+    pub fn params(&self, chunk: usize, bucket: Bucket, holder: usize) -> u64 {
+        let shard = self.layout.shard;
+        FLOAT * self.bucket(chunk, bucket).shards[holder % shard] * (shard as u64 - 1)
+    }
+
+    /// The buckets of `chunk`, in the order of its flat vector.
+    pub fn buckets(&self, chunk: usize) -> impl Iterator<Item = Bucket> + '_ {
+        self.chunks[chunk].buckets.iter().map(|b| b.bucket)
+    }
+
+    /// False for a bucket that is a gradient only.
+    ///
+    /// # Panics
+    /// If the chunk has no such bucket.
+    pub fn has_parameters(&self, chunk: usize, bucket: Bucket) -> bool {
+        self.bucket(chunk, bucket).parameters
+    }
+
+    /// Bytes of a whole bucket: its parameters, or one microbatch's gradient.
+    ///
+    /// # Panics
+    /// If the chunk has no such bucket.
+    pub fn whole(&self, chunk: usize, bucket: Bucket) -> u64 {
+        FLOAT * self.bucket(chunk, bucket).gradients
+    }
+
+    fn bucket(&self, chunk: usize, bucket: Bucket) -> &BucketSizes {
+        let found = self.chunks[chunk].buckets.iter().find(|b| b.bucket == bucket);
+        found.unwrap_or_else(|| panic!("chunk {chunk} has no bucket {bucket:?}"))
     }
 
     /// `Ballot` of a training step to every other rank, in 8-byte words.
@@ -271,44 +310,38 @@ impl Sizes {
 
 impl ChunkSizes {
     fn new(model: &Model, grid: &Grid, layout: &Layout, chunk: usize) -> Self {
-        let tensors = chunk_tensors(model, layout, chunk);
-        let lens = slice_lens(model, grid, layout, chunk);
-        let parts = owners(&lens, layout.holders());
-        // Two accumulators on one chunk: the tied embedding's slices come first in the flat vector.
-        let twice = if model.tied && !tied_apart(model, layout) {
-            assert_eq!(tensors[0].role, Role::Embed, "one chunk starts with the embedding");
-            tensors[0].slice_len(grid.tp) * cells_hosted(grid, layout)
-        } else {
-            0
-        };
+        let plan = ChunkPlan::new(model, grid, layout, chunk);
+        let len = |range: &std::ops::Range<usize>| range.len() as u64;
+        let buckets = plan.buckets.iter().map(|b| BucketSizes {
+            bucket: b.bucket,
+            parameters: b.parameters,
+            gradients: len(&b.at),
+            summed: b.parts.iter().map(len).collect(),
+            shards: b.shards.iter().map(|s| if b.parameters { len(s) } else { 0 }).collect(),
+        });
         let (mut ballot_cut, mut ballot_whole) = (vec![0; layout.holders()], vec![0; layout.holders()]);
         let mut start = 0;
-        for tensor in &tensors {
+        for tensor in &plan.tensors {
             let copy = tensor.role == Role::Embed && chunk > 0;
             let words = if tensor.cut == Cut::Whole { &mut ballot_whole } else { &mut ballot_cut };
             for len in hosted(tensor, grid, layout) {
-                for (words, part) in words.iter_mut().zip(&parts) {
-                    let owned = part.end.min(start + len).saturating_sub(part.start.max(start));
-                    if owned > 0 && !copy {
-                        *words += 4 + owned.div_ceil(STATE_CHUNK) as u64;
+                for parts in plan.buckets.iter().map(|b| &b.parts) {
+                    for (words, part) in words.iter_mut().zip(parts) {
+                        let owned = part.end.min(start + len).saturating_sub(part.start.max(start));
+                        if owned > 0 && !copy {
+                            *words += 4 + owned.div_ceil(STATE_CHUNK) as u64;
+                        }
                     }
                 }
                 start += len;
             }
         }
-        let gradients_of =
-            |part: &std::ops::Range<usize>| (part.len() + part.end.min(twice) - part.start.min(twice)) as u64;
+        let sliced = plan.tensors.iter().filter(|t| grid.tp > 1 && t.role.is_per_slice());
         Self {
             norms: norm_elements(model, layout, chunk) as u64,
-            slices: if grid.tp > 1 {
-                tensors.iter().filter(|t| t.role.is_per_slice()).map(|t| (t.rows * t.cols) as u64).sum()
-            } else {
-                0
-            },
+            slices: sliced.map(|t| (t.rows * t.cols) as u64).sum(),
             layers: layout.stages[chunk].len() as u64,
-            gradients: (lens.iter().sum::<usize>() + twice) as u64,
-            gradients_owned: parts.iter().map(gradients_of).collect(),
-            parameters_owned: parts.iter().map(|p| p.len() as u64).collect(),
+            buckets: buckets.collect(),
             ballot_cut,
             ballot_whole,
         }

@@ -5,7 +5,8 @@
 //! - `law`: what one unit does on one chunk, derived from what each segment reads and leaves; `touch`: what comes before
 //!   what, derived from the places that each operation reads and writes;
 //! - `order`: one rank's list obeys it, for every unit that the rank hosts and for no other,
-//!   with gradients first in, first out, and the end of the step in order;
+//!   with gradients first in, first out, each bucket's summed over the cells before the next
+//!   microbatch's, parameters there when they are read, and the end of the step in order;
 //! - `run`: all lists together come to an end, every message finds its receiver, every
 //!   collective all its members. The same run takes the times under unit costs;
 //! - `alike`: many ranks at the price of few.
@@ -51,7 +52,8 @@ pub fn check(
     }
     let sizes = Sizes::new(model, grid, layout, seq);
     let laws = law::Laws::new(model, &sizes, layout, mode);
-    let step = order::Step { model, grid, layout, mode, sizes: &sizes, laws: &laws };
+    let sums = law::Sums::new(grid, layout);
+    let step = order::Step { model, grid, layout, mode, sizes: &sizes, laws: &laws, sums };
     let mut violations: Vec<Violation> = programs.iter().flat_map(|p| order::check(&step, p)).collect();
     let kept = Kept::new(model, grid, layout, seq);
     let outcome = run::run(programs, layout, mode, &kept);

@@ -6,9 +6,8 @@
 
 use spec::{Grid, Layout, Model};
 
+use crate::buckets::ChunkPlan;
 use crate::instr::{Instr, Op, Pass, Segment, block_rows};
-use crate::ownership::owners;
-use crate::state::slice_lens;
 
 /// Bytes of an element.
 const FLOAT: f64 = 4.0;
@@ -47,11 +46,9 @@ impl<'a> Costs<'a> {
     /// The costs for sequences of `seq` tokens.
     pub fn new(model: &'a Model, grid: &Grid, layout: &'a Layout, seq: usize) -> Self {
         let updated = |chunk| {
-            let lens = slice_lens(model, grid, layout, chunk);
-            match layout.zero {
-                0 => vec![lens.iter().sum(); layout.holders()],
-                _ => owners(&lens, layout.holders()).into_iter().map(|part| part.len()).collect(),
-            }
+            let plan = ChunkPlan::new(model, grid, layout, chunk);
+            let buckets = || plan.buckets.iter().filter(|b| b.parameters);
+            (0..layout.holders()).map(|holder| buckets().map(|b| b.owned(layout, holder).len()).sum()).collect()
         };
         let updated = (0..layout.chunks()).map(updated).collect();
         Self {
@@ -74,7 +71,7 @@ impl<'a> Costs<'a> {
                 Work::Bytes(FLOAT * UPDATE_PASSES * elements as f64)
             }
             Op::Collective { bytes, .. } | Op::Send { bytes, .. } | Op::Recv { bytes, .. } => Work::Sent(bytes as f64),
-            Op::Load | Op::Drop(_) | Op::CloseCell { .. } | Op::Vote => Work::Unknown,
+            Op::Load | Op::Drop(_) | Op::Close { .. } | Op::Release(_) | Op::Vote => Work::Unknown,
         }
     }
 
@@ -178,13 +175,13 @@ mod tests {
         let model = model(2);
         let grid = Grid::new(&model, 4, SEQ, 1, Some(2), 2).unwrap();
         let whole = layout(&model, &grid, [2, 1, 1], Schedule::OneFOneB, None);
-        let sharded = Layout { zero: 1, ..whole.clone() };
+        let sharded = Layout { zero: 1, shard: 2, ..whole.clone() };
         let apply = Instr { op: Op::Apply, chunk: 0, unit: None };
         let bytes = |layout: &Layout, rank| match Costs::new(&model, &grid, layout, SEQ).of(rank, &apply) {
             Work::Bytes(bytes) => bytes,
             other => panic!("{other:?}"),
         };
-        let all: usize = slice_lens(&model, &grid, &whole, 0).iter().sum();
+        let all = ChunkPlan::new(&model, &grid, &whole, 0).parameters;
         assert_eq!(bytes(&whole, 0), 28.0 * all as f64);
         assert_eq!(bytes(&sharded, 0) + bytes(&sharded, 1), bytes(&whole, 1));
         assert!(bytes(&sharded, 0) < bytes(&whole, 0));

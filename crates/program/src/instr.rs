@@ -8,6 +8,8 @@ use std::ops::Range;
 
 use spec::Unit;
 
+use crate::buckets::Bucket;
+
 /// Tokens per block of the output projection and loss: logits never exist for more rows
 /// than this. A constant, and the product's inner block, so that blocks do not change sums.
 pub const TOKEN_BLOCK: usize = 256;
@@ -83,6 +85,10 @@ pub enum Axis {
     Cp,
     /// Same pipeline and tensor position: all that hold the same parameters.
     Dp,
+    /// Those of `Dp` that share one set of shards.
+    Shard,
+    /// Those of `Dp` with the same shard.
+    Replica,
     /// Same data, context and tensor position; used pairwise.
     Pp,
     /// All ranks.
@@ -118,12 +124,13 @@ pub enum Value {
     Activation,
     /// Its gradient (pp).
     ActivationGrad,
-    /// Weight gradients of a chunk over the cells (d, c): summed; on owners only (zero 1) or on all (dp).
-    Grads,
+    /// Weight gradients of a bucket over the cells (d, c): summed, of one microbatch or of the whole step; on owners only
+    /// or on all (dp), then from owners to their replicas (replica).
+    Grads(Bucket),
     /// The output projection's share of a tied embedding's gradient, swapped for the input's share (pp).
     TiedGrads,
-    /// Updated parameters of a chunk from their owners (dp, zero 1).
-    Params,
+    /// Parameters of a bucket from their owners: updated ones at the end of a step (zero 1 and 2), or just in time (zero 3).
+    Params(Bucket),
     /// Loss, norm and flags of every rank (world).
     Ballot,
 }
@@ -178,11 +185,15 @@ pub enum Op {
         /// Size.
         bytes: u64,
     },
-    /// The cell's weight gradients of this chunk are complete: push them onto the tree over data cells.
-    CloseCell {
+    /// The cell's weight gradients of this bucket are complete: push them onto the tree over data cells.
+    Close {
         /// The data cell.
         cell: usize,
+        /// The bucket.
+        bucket: Bucket,
     },
+    /// Free the gathered parameters of a bucket (zero 3).
+    Release(Bucket),
     /// All ranks derive one decision from the same ballots (after the exchange of [`Value::Ballot`]).
     Vote,
     /// Update the parameters of the chunk; nothing is overwritten before the vote.
@@ -196,7 +207,8 @@ pub struct Instr {
     pub op: Op,
     /// The chunk of layers that it concerns; 0 for the vote.
     pub chunk: usize,
-    /// The microbatch of a data cell that it concerns.
+    /// The microbatch of a data cell that it concerns. The exchanges of buckets inside a microbatch meet between
+    /// different cells; see [`crate::buckets::slots`].
     pub unit: Option<Unit>,
 }
 
@@ -232,7 +244,8 @@ impl fmt::Display for Instr {
             Op::Collective { exchange, value, axis, bytes } => write!(f, "{exchange:?} {value:?} {axis:?} {bytes} B")?,
             Op::Send { value, to, bytes } => write!(f, "send {value:?} -> {to} {bytes} B")?,
             Op::Recv { value, from, bytes } => write!(f, "recv {value:?} <- {from} {bytes} B")?,
-            Op::CloseCell { cell } => write!(f, "close cell {cell}")?,
+            Op::Close { cell, bucket } => write!(f, "close {bucket:?} of cell {cell}")?,
+            Op::Release(bucket) => write!(f, "release {bucket:?}")?,
             Op::Vote => write!(f, "vote")?,
             Op::Apply => write!(f, "apply")?,
         }

@@ -4,9 +4,10 @@
 //! [`check`](check::check) proves the lists before they run, [`mod@print`] shows them. No I/O.
 //!
 //! The order of pipeline work comes from [`schedule`], sizes of messages from [`bytes`],
-//! who updates which state from [`ownership`] and [`state`], and [`cost`] tells how much work it is.
+//! who updates which state from [`buckets`], [`ownership`] and [`state`], and [`cost`] tells how much work it is.
 
 mod axis;
+pub mod buckets;
 pub mod bytes;
 pub mod check;
 pub mod cost;
@@ -21,10 +22,10 @@ pub mod state;
 #[cfg(test)]
 mod testing;
 
+pub use buckets::{Bucket, ChunkPlan};
 pub use check::check;
 pub use cost::{Costs, Work};
 pub use instr::{Axis, Exchange, Instr, Mode, Op, Pass, Program, Segment, TOKEN_BLOCK, Value};
 pub use lower::{lower, lower_all, lower_all_parts, lower_parts};
-pub use ownership::owners;
 pub use schedule::{Task, tasks};
 pub use state::chunk_tensors;

@@ -1,14 +1,16 @@
 //! Lowering: model, grid and layout to one instruction list per rank.
 
+mod shard;
+
 use std::collections::HashSet;
 
 use spec::schedule::Turn;
 use spec::{Coords, Grid, Layout, Model, Recompute, Run, Unit};
 
+use crate::buckets::{Bucket, slots};
 use crate::bytes::Sizes;
 use crate::instr::{Axis, Exchange, Instr, Mode, Op, Pass, Program, Segment, Value};
 use crate::schedule::{Task, tasks};
-use crate::state::tied_apart;
 
 /// The program of `rank` for one step of `run`.
 pub fn lower(run: &Run, rank: usize, mode: Mode) -> Program {
@@ -31,16 +33,6 @@ pub fn lower_all_parts(model: &Model, grid: &Grid, layout: &Layout, seq: usize, 
     (0..layout.world()).map(|rank| lowering.rank(rank)).collect()
 }
 
-/// How gradients of `chunk` are summed over the data axis.
-///
-/// Sharded optimizer: to owners only. But the two uses of a tied embedding on two chunks are
-/// added between the chunks of one data position, whose owned parts differ: there everybody
-/// gets the sums.
-pub fn grads_exchange(model: &Model, layout: &Layout, chunk: usize) -> Exchange {
-    let tied = tied_apart(model, layout) && (chunk == 0 || chunk + 1 == layout.chunks());
-    if layout.zero == 0 || tied { Exchange::AllReduce } else { Exchange::ReduceScatter }
-}
-
 /// What the lists of all ranks share; see [`Lowering::rank`].
 pub struct Lowering<'a> {
     model: &'a Model,
@@ -59,37 +51,31 @@ impl<'a> Lowering<'a> {
     /// The program of one rank, in the order of the layout's schedule.
     pub fn rank(&self, rank: usize) -> Program {
         let at = self.layout.coords(rank);
-        let units: Vec<Unit> = self.grid.units(self.layout.cells[at.dp].clone()).collect();
-        self.rank_in_order(rank, &tasks(self.layout, at.pp, &units))
+        self.rank_in_order(rank, &tasks(self.layout, at.pp, &slots(self.grid, self.layout, at)))
     }
 
     /// The program of one rank that does `tasks` in the order given.
     pub fn rank_in_order(&self, rank: usize, tasks: &[Task]) -> Program {
         let at = self.layout.coords(rank);
-        let mut list = List { with: self, at, chunk: 0, unit: None, instrs: Vec::with_capacity(self.length(tasks)) };
+        let reading = shard::Reading::new(self, tasks);
+        let mut list =
+            List { with: self, at, chunk: 0, unit: None, reading, instrs: Vec::with_capacity(self.length(tasks)) };
         let mut met = HashSet::new();
-        for &Task { turn, chunk, unit } in tasks {
+        for (number, task) in tasks.iter().enumerate() {
+            let Task { turn, chunk, unit } = *task;
             (list.chunk, list.unit) = (chunk, Some(unit));
+            if turn == Turn::Forward && list.works() && met.insert(unit) {
+                list.push(Op::Load);
+            }
+            list.begin(number, task);
             match turn {
-                Turn::Forward => {
-                    if met.insert(unit) {
-                        list.push(Op::Load);
-                    }
-                    list.forward();
-                }
+                Turn::Forward => list.forward(),
                 _ if self.mode == Mode::Eval => {}
                 Turn::Backward => list.backward(Pass::Backward),
                 Turn::BackwardInput => list.backward(Pass::BackwardInput),
                 Turn::BackwardWeight => list.weights(),
             }
-            let adds = matches!(turn, Turn::Backward | Turn::BackwardWeight) && self.mode == Mode::Train;
-            if adds && unit.mb + 1 == self.grid.microbatches {
-                if self.sizes.has_slice_grads() {
-                    let bytes = self.sizes.slice_grads(chunk, at.tp);
-                    list.collective(Exchange::AllReduce, Value::SliceGrads, Axis::Tp, bytes);
-                }
-                list.push(Op::CloseCell { cell: unit.cell });
-            }
+            list.end();
         }
         list.unit = None;
         list.step_end();
@@ -108,14 +94,15 @@ impl<'a> Lowering<'a> {
             let blocks = if head && task.chunk == last { 3 * self.sizes.blocks() } else { 0 };
             self.layout.stages[task.chunk].len() * PER_LAYER + blocks + PER_TASK
         };
-        tasks.iter().map(of_task).sum::<usize>() + 8 * self.layout.vpp
+        let buckets: usize = (0..self.layout.chunks()).map(|c| self.sizes.buckets(c).count()).max().unwrap_or(0);
+        tasks.iter().map(of_task).sum::<usize>() + (8 + 2 * buckets) * self.layout.vpp
     }
 }
 
 /// Most instructions of a layer in one direction, its recomputation included.
-const PER_LAYER: usize = 20;
+const PER_LAYER: usize = 24;
 /// Most instructions around the layers of a task, without the token blocks.
-const PER_TASK: usize = 8;
+const PER_TASK: usize = 16;
 
 /// The list of one rank as it grows; `chunk` and `unit` are those of the task at hand.
 struct List<'a> {
@@ -123,6 +110,7 @@ struct List<'a> {
     at: Coords,
     chunk: usize,
     unit: Option<Unit>,
+    reading: shard::Reading,
     instrs: Vec<Instr>,
 }
 
@@ -188,49 +176,60 @@ impl List<'_> {
     fn forward(&mut self) {
         let with = self.with;
         if self.chunk == 0 {
-            self.forward_of(Segment::Embed);
-            self.collective(Exchange::ReduceScatter, Value::Partial, Axis::Tp, with.sizes.partial_embed());
-        } else {
+            self.bucket(Bucket::Embed, |list| {
+                list.forward_of(Segment::Embed);
+                list.collective(Exchange::ReduceScatter, Value::Partial, Axis::Tp, with.sizes.partial_embed());
+            });
+        } else if self.works() {
             self.recv(Value::Activation, self.chunk - 1, with.sizes.activation(with.mode));
         }
         for layer in with.layout.stages[self.chunk].clone() {
-            self.forward_of(Segment::AttnNorm(layer));
-            self.gather(Value::Rows);
-            if with.sizes.has_context() {
-                self.forward_of(Segment::Qkv(layer));
-                self.gather_keys(layer);
-            }
-            self.forward_of(Segment::Attn(layer));
-            let recompute = self.recompute(layer);
-            if recompute == Recompute::Selective {
-                self.push(Op::Drop(Segment::Attn(layer)));
-            }
-            self.scatter(Value::Partial);
-            self.forward_of(Segment::MlpNorm(layer));
+            self.bucket(Bucket::Layer(layer), |list| list.forward_layer(layer));
             if with.model.moe.is_some() {
-                self.forward_of(Segment::Route(layer));
-                self.forward_of(Segment::Experts(layer));
-            } else {
-                self.gather(Value::Rows);
-                self.forward_of(Segment::Mlp(layer));
-                self.scatter(Value::Partial);
-            }
-            self.forward_of(Segment::Residual(layer));
-            if recompute == Recompute::Full {
-                self.push(Op::Drop(Segment::Residual(layer)));
+                self.bucket(Bucket::Experts(layer), |list| {
+                    list.forward_of(Segment::Route(layer));
+                    list.forward_of(Segment::Experts(layer));
+                    list.forward_of(Segment::Residual(layer));
+                });
             }
         }
-        if with.sizes.has_router_counts(with.mode) {
+        if self.works() && with.sizes.has_router_counts(with.mode) {
             self.collective(Exchange::AllGather, Value::RouterCounts, Axis::Tp, with.sizes.router_counts(self.chunk));
             if with.sizes.has_context() {
                 let bytes = with.sizes.router_counts_context(self.chunk);
                 self.collective(Exchange::AllGather, Value::RouterCounts, Axis::Cp, bytes);
             }
         }
-        if !self.is_last() {
+        if !self.is_last() && self.works() {
             self.send(Value::Activation, self.chunk + 1, with.sizes.activation(with.mode));
-        } else if with.mode == Mode::Eval {
-            self.head();
+        } else if self.is_last() && with.mode == Mode::Eval {
+            self.bucket(Bucket::Head, Self::head);
+        }
+    }
+
+    /// The layer's attention and, if it is dense, its feed-forward.
+    fn forward_layer(&mut self, layer: usize) {
+        self.forward_of(Segment::AttnNorm(layer));
+        self.gather(Value::Rows);
+        if self.with.sizes.has_context() {
+            self.forward_of(Segment::Qkv(layer));
+            self.gather_keys(layer);
+        }
+        self.forward_of(Segment::Attn(layer));
+        let recompute = self.recompute(layer);
+        if recompute == Recompute::Selective {
+            self.push(Op::Drop(Segment::Attn(layer)));
+        }
+        self.scatter(Value::Partial);
+        self.forward_of(Segment::MlpNorm(layer));
+        if self.with.model.moe.is_none() {
+            self.gather(Value::Rows);
+            self.forward_of(Segment::Mlp(layer));
+            self.scatter(Value::Partial);
+            self.forward_of(Segment::Residual(layer));
+            if recompute == Recompute::Full {
+                self.push(Op::Drop(Segment::Residual(layer)));
+            }
         }
     }
 
@@ -265,98 +264,111 @@ impl List<'_> {
     fn backward(&mut self, pass: Pass) {
         let with = self.with;
         if self.is_last() {
-            self.head();
-            self.scatter(Value::GradPartial);
-            self.backward_of(Segment::HeadNorm);
-        } else {
+            self.bucket(Bucket::Head, |list| {
+                list.head();
+                list.scatter(Value::GradPartial);
+                list.backward_of(Segment::HeadNorm);
+            });
+            self.complete(Bucket::Head);
+        } else if self.works() {
             self.recv(Value::ActivationGrad, self.chunk + 1, with.sizes.activation(with.mode));
         }
         for layer in with.layout.stages[self.chunk].clone().rev() {
-            let recompute = self.recompute(layer);
-            if recompute == Recompute::Full {
-                self.attention_again(layer, Pass::Recompute);
-                self.scatter(Value::Partial);
-                self.push(Op::Compute(Pass::Recompute, Segment::MlpNorm(layer)));
-                self.gather(Value::Rows);
-                self.push(Op::Compute(Pass::RecomputeKept, Segment::Mlp(layer)));
-            }
             if with.model.moe.is_some() {
-                self.backward_of(Segment::Experts(layer));
-                self.backward_of(Segment::Route(layer));
-            } else {
+                self.bucket(Bucket::Experts(layer), |list| {
+                    list.backward_of(Segment::Experts(layer));
+                    list.backward_of(Segment::Route(layer));
+                });
+            }
+            self.bucket(Bucket::Layer(layer), |list| list.backward_layer(pass, layer));
+            if pass == Pass::Backward {
+                self.complete(Bucket::Layer(layer));
+            }
+        }
+        if self.works() {
+            let norms = with.sizes.norm_grads(self.chunk, self.at.tp);
+            self.collective(Exchange::AllReduce, Value::NormGrads, Axis::Tp, norms);
+            if self.chunk == 0 {
                 self.gather(Value::GradRows);
-                self.push(Op::Compute(pass, Segment::Mlp(layer)));
-                self.scatter(Value::GradPartial);
-            }
-            self.backward_of(Segment::MlpNorm(layer));
-            if recompute == Recompute::Selective {
-                self.attention_again(layer, Pass::RecomputeKept);
-            }
-            self.gather(Value::GradRows);
-            if with.sizes.has_context() {
-                self.gather_keys(layer);
-                self.push(Op::Compute(pass, Segment::Attn(layer)));
-                let bytes = with.sizes.key_grads(self.at.cp);
-                self.collective(Exchange::ReduceScatter, Value::KeyValueGrads(layer), Axis::Cp, bytes);
-                self.push(Op::Compute(pass, Segment::Qkv(layer)));
+                self.backward_of(Segment::Embed);
             } else {
-                self.push(Op::Compute(pass, Segment::Attn(layer)));
+                self.send(Value::ActivationGrad, self.chunk - 1, with.sizes.activation(with.mode));
             }
-            self.scatter(Value::GradPartial);
-            self.backward_of(Segment::AttnNorm(layer));
         }
-        let norms = with.sizes.norm_grads(self.chunk, self.at.tp);
-        self.collective(Exchange::AllReduce, Value::NormGrads, Axis::Tp, norms);
         if self.chunk == 0 {
-            self.gather(Value::GradRows);
-            self.backward_of(Segment::Embed);
-        } else {
-            self.send(Value::ActivationGrad, self.chunk - 1, with.sizes.activation(with.mode));
+            self.complete(Bucket::Embed);
         }
+        if with.sizes.has_slice_grads() {
+            if self.works() && with.grid.completes(self.unit.expect("a task has a unit")) {
+                let bytes = with.sizes.slice_grads(self.chunk, self.at.tp);
+                self.collective(Exchange::AllReduce, Value::SliceGrads, Axis::Tp, bytes);
+            }
+            for layer in with.layout.stages[self.chunk].clone().rev() {
+                self.complete(Bucket::Experts(layer));
+            }
+        }
+        self.complete(Bucket::Norms);
+    }
+
+    fn backward_layer(&mut self, pass: Pass, layer: usize) {
+        let recompute = self.recompute(layer);
+        if recompute == Recompute::Full {
+            self.attention_again(layer, Pass::Recompute);
+            self.scatter(Value::Partial);
+            self.push(Op::Compute(Pass::Recompute, Segment::MlpNorm(layer)));
+            self.gather(Value::Rows);
+            self.push(Op::Compute(Pass::RecomputeKept, Segment::Mlp(layer)));
+        }
+        if self.with.model.moe.is_none() {
+            self.gather(Value::GradRows);
+            self.push(Op::Compute(pass, Segment::Mlp(layer)));
+            self.scatter(Value::GradPartial);
+        }
+        self.backward_of(Segment::MlpNorm(layer));
+        if recompute == Recompute::Selective {
+            self.attention_again(layer, Pass::RecomputeKept);
+        }
+        self.gather(Value::GradRows);
+        if self.with.sizes.has_context() {
+            self.gather_keys(layer);
+            self.push(Op::Compute(pass, Segment::Attn(layer)));
+            let bytes = self.with.sizes.key_grads(self.at.cp);
+            self.collective(Exchange::ReduceScatter, Value::KeyValueGrads(layer), Axis::Cp, bytes);
+            self.push(Op::Compute(pass, Segment::Qkv(layer)));
+        } else {
+            self.push(Op::Compute(pass, Segment::Attn(layer)));
+        }
+        self.scatter(Value::GradPartial);
+        self.backward_of(Segment::AttnNorm(layer));
     }
 
     /// The weight parts of attention and feed-forward. Gradients of experts, norms, embedding and output projection are added
     /// by the input part: experts share their rows' products, the others cost little, and logits never exist for longer than a block.
     fn weights(&mut self) {
         for layer in self.with.layout.stages[self.chunk].clone().rev() {
-            if self.with.model.moe.is_none() {
+            if self.works() && self.with.model.moe.is_none() {
                 self.push(Op::Compute(Pass::BackwardWeight, Segment::Mlp(layer)));
             }
-            self.push(Op::Compute(Pass::BackwardWeight, Segment::Attn(layer)));
-            if self.with.sizes.has_context() {
-                self.push(Op::Compute(Pass::BackwardWeight, Segment::Qkv(layer)));
+            if self.works() {
+                self.push(Op::Compute(Pass::BackwardWeight, Segment::Attn(layer)));
+                if self.with.sizes.has_context() {
+                    self.push(Op::Compute(Pass::BackwardWeight, Segment::Qkv(layer)));
+                }
             }
+            self.complete(Bucket::Layer(layer));
         }
     }
 
     /// From the last unit to the new parameters.
     fn step_end(&mut self) {
-        let Lowering { model, layout, sizes, mode, .. } = self.with;
+        let Lowering { layout, sizes, mode, .. } = self.with;
         if *mode == Mode::Eval {
             self.chunk = 0;
             self.collective(Exchange::AllGather, Value::Ballot, Axis::World, sizes.ballot_eval(self.at));
             return;
         }
-        let holder = layout.holder(self.at);
-        for chunk in layout.chunks_of(self.at.pp) {
-            self.chunk = chunk;
-            let exchange = grads_exchange(model, layout, chunk);
-            self.collective(exchange, Value::Grads, Axis::Dp, sizes.grads(chunk, holder, exchange));
-        }
-        if tied_apart(model, layout) {
-            // Both chunks may lie on this rank: it sends before it receives.
-            let last = layout.chunks() - 1;
-            let here = |(here, _): &(usize, usize)| layout.chunk_pp(*here) == self.at.pp;
-            let uses: Vec<_> = [(0, last), (last, 0)].into_iter().filter(here).collect();
-            for &(here, there) in &uses {
-                self.chunk = here;
-                self.send(Value::TiedGrads, there, sizes.tied_grads());
-            }
-            for &(here, there) in &uses {
-                self.chunk = here;
-                self.recv(Value::TiedGrads, there, sizes.tied_grads());
-            }
-        }
+        self.sums();
+        self.swap_tied();
         self.chunk = 0;
         self.collective(Exchange::AllGather, Value::Ballot, Axis::World, sizes.ballot(self.at));
         self.push(Op::Vote);
@@ -364,12 +376,7 @@ impl List<'_> {
             self.chunk = chunk;
             self.push(Op::Apply);
         }
-        if layout.zero == 1 {
-            for chunk in layout.chunks_of(self.at.pp) {
-                self.chunk = chunk;
-                self.collective(Exchange::AllGather, Value::Params, Axis::Dp, sizes.params(chunk, holder));
-            }
-        }
+        self.updated_parameters();
     }
 }
 

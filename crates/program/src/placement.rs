@@ -6,10 +6,10 @@
 use spec::tensors::Cut;
 use spec::{Grid, Layout, Model, Recompute};
 
+use crate::buckets::ChunkPlan;
 use crate::check::Report;
 use crate::instr::Value;
-use crate::ownership::owners;
-use crate::state::{chunk_tensors, slice_lens};
+use crate::state::chunk_tensors;
 
 /// A state of training.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -34,8 +34,8 @@ impl Value {
     /// The state that an exchange moves; `None`: a decision, not a state.
     pub fn state(self) -> Option<State> {
         match self {
-            Self::Params => Some(State::Parameters),
-            Self::NormGrads | Self::Grads | Self::TiedGrads | Self::SliceGrads => Some(State::Gradients),
+            Self::Params(_) => Some(State::Parameters),
+            Self::NormGrads | Self::Grads(_) | Self::TiedGrads | Self::SliceGrads => Some(State::Gradients),
             Self::Ballot => None,
             _ => Some(State::Activations),
         }
@@ -71,12 +71,12 @@ fn elements(model: &Model, grid: &Grid, layout: &Layout) -> [u64; 2] {
     let most = |of: &dyn Fn(usize) -> usize| {
         (0..layout.pp).map(|pp| layout.chunks_of(pp).map(of).sum::<usize>()).max().unwrap_or(0) as u64
     };
-    let all = |chunk| slice_lens(model, grid, layout, chunk).iter().sum::<usize>();
-    let owned = |chunk| match layout.zero {
-        0 => all(chunk),
-        _ => {
-            owners(&slice_lens(model, grid, layout, chunk), layout.holders()).iter().map(|r| r.len()).max().unwrap_or(0)
-        }
+    let plans: Vec<ChunkPlan> = (0..layout.chunks()).map(|c| ChunkPlan::new(model, grid, layout, c)).collect();
+    let all = |chunk: usize| plans[chunk].parameters;
+    let owned = |chunk: usize| {
+        let buckets = || plans[chunk].buckets.iter().filter(|b| b.parameters);
+        let of = |holder| buckets().map(|b| b.owned(layout, holder).len()).sum::<usize>();
+        (0..layout.shard).map(of).max().unwrap_or(0)
     };
     [most(&all), most(&owned)]
 }
@@ -84,10 +84,11 @@ fn elements(model: &Model, grid: &Grid, layout: &Layout) -> [u64; 2] {
 fn bytes(state: State, model: &Model, grid: &Grid, layout: &Layout, report: &Report) -> u64 {
     let [all, owned] = elements(model, grid, layout);
     match state {
-        State::Parameters => 4 * all,
+        // What is gathered for its use comes on top, a layer and the next one at a time.
+        State::Parameters => 4 * if layout.zero >= 3 { owned } else { all },
         State::Optimizer => 8 * owned,
-        // One accumulator of the data cell at hand.
-        State::Gradients => 4 * all,
+        // The sums of a step; or one accumulator of the data cell at hand.
+        State::Gradients => 4 * if layout.zero >= 2 { owned } else { all },
         State::Activations => report.ranks.iter().map(|r| r.peak_kept).max().unwrap_or(0),
     }
 }
@@ -148,7 +149,7 @@ mod tests {
         let model = testing::model(4);
         let grid = Grid::new(&model, 8, 32, 1, Some(4), 2).unwrap();
         let mut layout = testing::layout(&model, &grid, [2, 2, 2], Schedule::OneFOneB, None);
-        layout.zero = 1;
+        (layout.zero, layout.shard) = (1, 2);
         layout.recompute = vec![Recompute::Full, Recompute::None, Recompute::None, Recompute::Selective];
         let programs = lower_all_parts(&model, &grid, &layout, 32, Mode::Train);
         let report = check(&programs, &model, &grid, &layout, 32, Mode::Train).unwrap();
@@ -165,7 +166,7 @@ mod tests {
         // What each state sends is all that is sent, but for ballots.
         for rank in &report.ranks {
             let states: u64 = STATES.iter().map(|s| rank.sent(*s)).sum();
-            assert_eq!(states, rank.bytes[..4].iter().sum::<u64>());
+            assert_eq!(states, rank.bytes[..6].iter().sum::<u64>());
         }
     }
 }

@@ -43,12 +43,6 @@ pub(crate) fn hosted(tensor: &Tensor, grid: &Grid, layout: &Layout) -> impl Iter
     std::iter::repeat_n(tensor.slice_len(grid.tp), slices)
 }
 
-/// Lengths of the (tensor, hosted tensor cell) slices of `chunk` on one rank: tensors in
-/// the order of [`chunk_tensors`], cells ascending. The same at every tensor position.
-pub fn slice_lens(model: &Model, grid: &Grid, layout: &Layout, chunk: usize) -> Vec<usize> {
-    chunk_tensors(model, layout, chunk).iter().flat_map(|t| hosted(t, grid, layout)).collect()
-}
-
 /// Elements of the norm and QK-norm vectors and routers of `chunk`, on the last chunk with the final norm.
 pub fn norm_elements(model: &Model, layout: &Layout, chunk: usize) -> usize {
     let router = model.moe.as_ref().map_or(0, |moe| moe.experts * model.hidden);

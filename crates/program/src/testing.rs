@@ -35,6 +35,8 @@ pub fn request([dp, tp, pp]: [usize; 3], schedule: Schedule, vpp: Option<usize>)
         recompute: Recompute::None,
         recompute_layers: None,
         zero: 0,
+        shard: None,
+        reshard: spec::Reshard::Always,
         threads: None,
         transport: Transport::Threads,
         pin: Pin::Off,

@@ -1,10 +1,9 @@
 //! A run around a given model and batch, without a run file: for evaluation.
 
 use crate::error::SpecError;
-use crate::grid::Grid;
 use crate::layout::Layout;
 use crate::model::Model;
-use crate::run::{Run, data, layout_request, train};
+use crate::run::{Run, data, grid, layout_request, train};
 use crate::runfile::Values;
 
 /// What `sets` may touch: where it is computed, and the cells.
@@ -34,9 +33,7 @@ impl Run {
         let values = Values::parse(&text, "the batch", sets)?;
         model.check()?;
         let train = train(&values)?;
-        let (microbatch, tp) = (values.need("grid.microbatch")?, values.need("grid.tp")?);
-        let grid = Grid::new(model, batch, train.seq, microbatch, values.int("grid.dp"), tp)?;
-        let grid = grid.with_context(values.int("grid.cp").unwrap_or(1), train.seq)?;
+        let grid = grid(&values, model, batch, train.seq)?;
         let layout = Layout::resolve(&layout_request(&values)?, &grid, model, cores)?;
         // The tokens are given, whatever their vocabulary.
         let any_vocabulary = Model { vocab: usize::MAX, ..model.clone() };

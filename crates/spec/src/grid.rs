@@ -1,9 +1,23 @@
 //! The grid: the part of a run's definition that names the leaves of every sum.
 
+use std::fmt;
 use std::ops::Range;
+use std::str::FromStr;
 
 use crate::error::SpecError;
+use crate::layout::words;
 use crate::model::{Model, divisors};
+
+/// In which order the weight gradients of a step's microbatches add up.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum Accumulate {
+    /// Ascending microbatch inside a data cell, then the tree over the cells.
+    Local,
+    /// The tree over the cells for each microbatch, then ascending microbatch: a gradient may leave
+    /// for its owner as soon as a microbatch has it.
+    Reduced,
+}
+words!(Accumulate: Local = "local", Reduced = "reduced");
 
 /// How many cells the step is cut into, on each axis. It defines the numbers; which rank
 /// computes a cell does not.
@@ -19,6 +33,8 @@ pub struct Grid {
     pub microbatch: usize,
     /// Microbatches of one data cell in a step.
     pub microbatches: usize,
+    /// The order of the sum over microbatches and cells.
+    pub accumulate: Accumulate,
 }
 
 /// Most microbatches of a step: the program names each of them.
@@ -174,7 +190,7 @@ impl Grid {
                 remedy(),
             ));
         }
-        Ok(Self { dp, cp: 1, tp, microbatch, microbatches: per_step / dp })
+        Ok(Self { dp, cp: 1, tp, microbatch, microbatches: per_step / dp, accumulate: Accumulate::Local })
     }
 
     /// The same grid with `cp` context cells, for sequences of `seq` tokens.
@@ -224,7 +240,15 @@ impl Grid {
 
     /// The units of a range of data cells, in the order in which their weight gradients add up.
     pub fn units(&self, cells: Range<usize>) -> impl Iterator<Item = Unit> + use<> {
-        let microbatches = self.microbatches;
-        cells.flat_map(move |cell| (0..microbatches).map(move |mb| Unit { cell, mb }))
+        let (count, microbatches, accumulate) = (cells.len(), self.microbatches, self.accumulate);
+        (0..count * microbatches).map(move |i| match accumulate {
+            Accumulate::Local => Unit { cell: cells.start + i / microbatches, mb: i % microbatches },
+            Accumulate::Reduced => Unit { cell: cells.start + i % count, mb: i / count },
+        })
+    }
+
+    /// True if the gradients of the data cell are complete with `unit`: they are a leaf of the tree over the cells.
+    pub fn completes(&self, unit: Unit) -> bool {
+        self.accumulate == Accumulate::Reduced || unit.mb + 1 == self.microbatches
     }
 }

@@ -122,6 +122,7 @@ keys! {
     "grid.cp" Int "" true "context cells: each sequence in so many parts of two chunks; unset: 1";
     "grid.tp" Int "1" true "tensor cells";
     "grid.microbatch" Int "1" true "sequences per microbatch";
+    "grid.accumulate" Text "" true "local (unset): gradients add up over the microbatches of a cell, then over cells; reduced: over cells for each microbatch, then over microbatches (for layout.zero = 2 and 3)";
     "layout.dp" Int "1" false "ranks on the data axis";
     "layout.cp" Int "1" false "ranks on the context axis; divides grid.cp";
     "layout.tp" Int "1" false "ranks on the tensor axis";
@@ -131,7 +132,9 @@ keys! {
     "layout.schedule_file" Text "" false "the schedule of csv: a line per pipeline position, operations such as 0F0,0B0 (stage, F B I or W, microbatch)";
     "layout.recompute" Text "\"none\"" false "what backward computes again instead of keeping it: none, selective (attention) or full (the layer)";
     "layout.recompute_layers" Ints "" false "the layers that recompute is for, such as [0, 1]; unset: all";
-    "layout.zero" Int "0" false "1: optimizer state sharded over dp";
+    "layout.zero" Int "0" false "sharded over dp and cp: 1: optimizer state, 2: gradients too, 3: parameters too";
+    "layout.shard" Int "" false "ranks that share one set of shards, replicated across groups; unset: dp x cp";
+    "layout.reshard" Text "\"always\"" false "parameters of zero = 3 are freed: always (after each use) or after_backward (kept from a step's first use to its last)";
     "layout.threads" Int "" false "threads per rank; unset: all cores at one rank, else 1";
     "layout.transport" Text "\"shm\"" false "shm, tcp or threads";
     "layout.pin" Text "\"auto\"" false "auto: each rank keeps to its share of the allowed cores, if there is a core for each; off: the system places them";

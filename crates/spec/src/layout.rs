@@ -8,7 +8,7 @@ use std::str::FromStr;
 use std::sync::Arc;
 
 use crate::error::SpecError;
-use crate::grid::Grid;
+use crate::grid::{Accumulate, Grid};
 use crate::model::{Model, divisors};
 use crate::schedule::{Recompute, Schedule};
 use crate::schedule_file::Orders;
@@ -33,6 +33,15 @@ pub enum Pin {
     Off,
 }
 
+/// When the gathered parameters of `zero = 3` are freed.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum Reshard {
+    /// After each use: gathered for the forward and again for the backward of every microbatch.
+    Always,
+    /// After the last backward of a step: gathered once per step, whole in between.
+    AfterBackward,
+}
+
 macro_rules! words {
     ($type:ident: $($variant:ident = $word:literal),+) => {
         impl $type {
@@ -54,6 +63,7 @@ macro_rules! words {
 }
 pub(crate) use words;
 
+words!(Reshard: Always = "always", AfterBackward = "after_backward");
 words!(Transport: Shm = "shm", Tcp = "tcp", Threads = "threads");
 words!(Pin: Auto = "auto", Off = "off");
 
@@ -80,6 +90,10 @@ pub struct LayoutRequest {
     pub recompute_layers: Option<Vec<usize>>,
     /// `layout.zero`
     pub zero: usize,
+    /// `layout.shard`, ranks of a shard group.
+    pub shard: Option<usize>,
+    /// `layout.reshard`
+    pub reshard: Reshard,
     /// `layout.threads`, threads per rank.
     pub threads: Option<usize>,
     /// `layout.transport`
@@ -130,8 +144,12 @@ pub struct Layout {
     pub placement: Vec<usize>,
     /// What is kept of each layer between forward and backward.
     pub recompute: Vec<Recompute>,
-    /// 1: optimizer state is sharded over the data axis; 0: replicated.
+    /// Sharded inside a shard group: 1: optimizer state; 2: gradients too; 3: parameters too; 0: nothing.
     pub zero: usize,
+    /// Neighbouring holders that share one set of shards: all, or fewer with replicas; 1 with `zero = 0`.
+    pub shard: usize,
+    /// When gathered parameters are freed.
+    pub reshard: Reshard,
     /// Threads per rank.
     pub threads: usize,
     /// How bytes travel.
@@ -188,12 +206,7 @@ impl Layout {
             ));
         }
         let vpp = law.chunks_per_rank()?;
-        if zero > 1 {
-            return Err(law.broken(
-                format!("layout.zero = {zero} is not built yet"),
-                "set layout.zero to 0 (replicated optimizer) or 1 (sharded optimizer)".into(),
-            ));
-        }
+        let shard = law.shard_group()?;
         let cells = law.split("layout.cells", request.cells.as_deref(), dp, grid.dp, "data cells")?;
         law.orders(&cells)?;
         let stages = law.split("layout.stages", request.stages.as_deref(), pp * vpp, model.layers, "layers")?;
@@ -224,6 +237,8 @@ impl Layout {
             placement,
             recompute,
             zero,
+            shard,
+            reshard: request.reshard,
             threads,
             transport,
             pin,
@@ -232,6 +247,11 @@ impl Layout {
             stages,
             ranks_per_host: request.ranks_per_host,
         })
+    }
+
+    /// Groups of holders that each have one whole set of shards.
+    pub fn replicas(&self) -> usize {
+        self.holders() / self.shard
     }
 
     /// Number of ranks.
@@ -330,7 +350,14 @@ impl fmt::Display for Layout {
                 n => write!(f, " recompute-{mode}({n} of {} layers)", self.recompute.len())?,
             }
         }
-        write!(f, " zero{} {} threads{}", self.zero, self.transport, self.threads)
+        write!(f, " zero{}", self.zero)?;
+        if self.zero > 0 && self.shard < self.holders() {
+            write!(f, " shard{}", self.shard)?;
+        }
+        if self.zero > 2 && self.reshard != Reshard::Always {
+            write!(f, " reshard {}", self.reshard)?;
+        }
+        write!(f, " {} threads{}", self.transport, self.threads)
     }
 }
 
@@ -374,6 +401,7 @@ impl Law<'_> {
             ("layout.tp", Some(r.tp)),
             ("layout.pp", Some(r.pp)),
             ("layout.vpp", r.vpp),
+            ("layout.shard", r.shard),
             ("layout.threads", r.threads),
             ("layout.exchange_timeout_ms", Some(r.exchange_timeout_ms)),
             ("cluster.ranks_per_host", r.ranks_per_host),
@@ -381,6 +409,41 @@ impl Law<'_> {
         match keys.into_iter().find(|(_, value)| *value == Some(0)) {
             Some((key, _)) => Err(self.broken(format!("{key} = 0"), format!("set {key} to at least 1"))),
             None => Ok(()),
+        }
+    }
+
+    /// The law of `layout.zero` and `layout.shard`; the size of a shard group.
+    fn shard_group(&self) -> Result<usize, SpecError> {
+        let LayoutRequest { dp, cp, zero, shard, .. } = *self.request;
+        let Grid { microbatches, accumulate, .. } = *self.grid;
+        if zero > 3 {
+            return Err(self.broken(
+                format!("layout.zero = {zero}, there are 0 to 3"),
+                "set layout.zero to 0 (replicated), 1 (sharded optimizer), 2 (gradients too) or 3 (parameters too)"
+                    .into(),
+            ));
+        }
+        if zero > 1 && accumulate == Accumulate::Local && microbatches > 1 {
+            let parameters = crate::tensors::parameters(self.model) / (self.request.tp * self.request.pp) as u64;
+            return Err(self.broken(
+                format!(
+                    "layout.zero = {zero} shards gradients, but grid.accumulate = local adds up the {microbatches} microbatches of a cell before the sum over cells: every rank would keep its gradients whole, 4 bytes x {parameters} parameters = {:.1} MB",
+                    4.0 * parameters as f64 / 1e6
+                ),
+                "set grid.accumulate to \"reduced\" (it changes the numbers), or layout.zero to 1, or grid.microbatch so that a cell has one microbatch".into(),
+            ));
+        }
+        match shard {
+            None => Ok(if zero == 0 { 1 } else { dp * cp }),
+            Some(n) if zero == 0 => Err(self.broken(
+                format!("layout.shard = {n} with layout.zero = 0, which shards nothing"),
+                "set layout.zero to 1, 2 or 3, or leave layout.shard unset".into(),
+            )),
+            Some(n) if !(dp * cp).is_multiple_of(n) => Err(self.broken(
+                format!("layout.shard = {n} does not divide layout.dp = {dp} x layout.cp = {cp}"),
+                format!("set layout.shard to one of {:?}, or leave it unset", divisors(dp * cp)),
+            )),
+            Some(n) => Ok(n),
         }
     }
 

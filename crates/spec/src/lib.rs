@@ -23,8 +23,8 @@ mod train_law;
 pub mod tree;
 
 pub use error::SpecError;
-pub use grid::{Grid, Lanes, Leaf, Unit};
-pub use layout::{Coords, Layout, Pin, Transport};
+pub use grid::{Accumulate, Grid, Lanes, Leaf, Unit};
+pub use layout::{Coords, Layout, Pin, Reshard, Transport};
 pub use model::Model;
 pub use moe::Moe;
 pub use run::Run;

@@ -6,8 +6,8 @@ use std::str::FromStr;
 use std::sync::Arc;
 
 use crate::error::SpecError;
-use crate::grid::Grid;
-use crate::layout::{Layout, LayoutRequest, Pin, Transport, words};
+use crate::grid::{Accumulate, Grid};
+use crate::layout::{Layout, LayoutRequest, Pin, Reshard, Transport, words};
 use crate::model::Model;
 use crate::moe::Moe;
 use crate::runfile::Values;
@@ -191,9 +191,7 @@ impl Run {
         model.check()?;
         let train = train(&values)?;
         let batch = values.need("train.batch")?;
-        let (microbatch, tp) = (values.need("grid.microbatch")?, values.need("grid.tp")?);
-        let grid = Grid::new(&model, batch, train.seq, microbatch, values.int("grid.dp"), tp)?;
-        let grid = grid.with_context(values.int("grid.cp").unwrap_or(1), train.seq)?;
+        let grid = grid(&values, &model, batch, train.seq)?;
         let request = layout_request(&values)?;
         let layout = Layout::resolve(&request, &grid, &model, cores)?;
         let data = data(&values, &model)?;
@@ -218,6 +216,16 @@ impl Run {
     /// Tokens of one step, with those that have no target.
     pub fn tokens_per_step(&self) -> usize {
         self.grid.batch() * self.train.seq
+    }
+}
+
+pub(crate) fn grid(values: &Values, model: &Model, batch: usize, seq: usize) -> Result<Grid, SpecError> {
+    let (microbatch, tp) = (values.need("grid.microbatch")?, values.need("grid.tp")?);
+    let grid = Grid::new(model, batch, seq, microbatch, values.int("grid.dp"), tp)?;
+    let grid = grid.with_context(values.int("grid.cp").unwrap_or(1), seq)?;
+    match values.text("grid.accumulate") {
+        None => Ok(grid),
+        Some(_) => Ok(Grid { accumulate: word::<Accumulate>(values, "grid.accumulate")?, ..grid }),
     }
 }
 
@@ -249,6 +257,8 @@ pub(crate) fn layout_request(values: &Values) -> Result<LayoutRequest, SpecError
         recompute: word::<Recompute>(values, "layout.recompute")?,
         recompute_layers: values.ints("layout.recompute_layers"),
         zero: values.need("layout.zero")?,
+        shard: values.int("layout.shard"),
+        reshard: word::<Reshard>(values, "layout.reshard")?,
         threads: values.int("layout.threads"),
         transport: word::<Transport>(values, "layout.transport")?,
         pin: word::<Pin>(values, "layout.pin")?,

@@ -37,6 +37,10 @@ pub struct Comm {
     pub cp: Group,
     /// Same pipeline and tensor position.
     pub dp: Group,
+    /// Those of `dp` that share one set of shards.
+    pub shard: Group,
+    /// Those of `dp` with the same shard.
+    pub replica: Group,
     /// All.
     pub world: Group,
     /// Same data, context and tensor position; one channel per value and sending chunk.
@@ -96,6 +100,8 @@ impl Comm {
         let tp = hosted(group(Axis::Tp, "tp"));
         let cp = hosted(group(Axis::Cp, "cp"));
         let dp = hosted(group(Axis::Dp, "dp"));
+        let shard = hosted(group(Axis::Shard, "shard"));
+        let replica = hosted(group(Axis::Replica, "replica"));
         let mut pipes = HashMap::new();
         for value in [Value::Activation, Value::ActivationGrad, Value::TiedGrads] {
             for chunk in 0..layout.chunks() {
@@ -105,7 +111,7 @@ impl Comm {
         let lanes = place.contexts.len();
         let rows = HashMap::from([(lanes, RowPlans::new(layout, place, lanes))]);
         let keys = HashMap::from([(1, key_plan(layout, place, 1))]);
-        Self { endpoint, tp, cp, dp, world, pipes, rows, keys }
+        Self { endpoint, tp, cp, dp, shard, replica, world, pipes, rows, keys }
     }
 
     /// The group of an axis; pipes have their own.
@@ -114,6 +120,8 @@ impl Comm {
             Axis::Tp => &self.tp,
             Axis::Cp => &self.cp,
             Axis::Dp => &self.dp,
+            Axis::Shard => &self.shard,
+            Axis::Replica => &self.replica,
             Axis::Pp | Axis::World => &self.world,
         }
     }

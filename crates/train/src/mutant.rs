@@ -70,6 +70,8 @@ mutants! {
     ExpertsOwnSlice "experts-own-slice" "expert gradients not reduced over the tensor ranks";
     CellsMixed "cells-mixed" "gradients of a data cell that opens early go to the cell before";
     RecomputeUnmasked "recompute-unmasked" "recomputed attention does not know the documents";
+    LeafTwice "leaf-twice" "an owner of gradients sums one leaf twice";
+    StaleShard "stale-shard" "parameters gathered for a use are those of the gather before";
     MomentsForgotten "moments-forgotten" "second moments not read from the checkpoint";
 }
 
@@ -132,10 +134,10 @@ pub(crate) fn step_loss(mutant: Option<Mutant>, all: LossSum, own: &HashMap<Leaf
     }
 }
 
-/// [`Mutant::CellsMixed`]: the cell whose accumulators gradients of `cell` go to.
-pub(crate) fn cell(mutant: Option<Mutant>, state: &ChunkState, cell: usize) -> usize {
-    let open = state.cell_at_hand().filter(|_| mutant == Some(Mutant::CellsMixed));
-    open.unwrap_or(cell)
+/// [`Mutant::CellsMixed`]: what gradients of `leaf` go to.
+pub(crate) fn leaf(mutant: Option<Mutant>, state: &ChunkState, leaf: Unit) -> Unit {
+    let open = state.grads.at_hand().filter(|_| mutant == Some(Mutant::CellsMixed));
+    open.unwrap_or(leaf)
 }
 
 /// [`Mutant::RecomputeUnmasked`]: document starts of `rows` rows, if they are not those of the tokens.
@@ -145,9 +147,11 @@ pub(crate) fn unmasked(mutant: Option<Mutant>, pass: Pass, rows: usize) -> Optio
 
 /// [`Mutant::LastChunkLost`].
 pub(crate) fn shard(mutant: Option<Mutant>, state: &mut ChunkState) {
-    if mutant == Some(Mutant::LastChunkLost) {
-        let first = state.owned.end.saturating_sub(spec::tensors::STATE_CHUNK).max(state.owned.start);
-        state.total[first..state.owned.end].fill(0.0);
+    if mutant == Some(Mutant::LastChunkLost)
+        && let Some(bucket) = state.buckets.iter_mut().rev().find(|b| !b.total.is_empty())
+    {
+        let first = bucket.total.len().saturating_sub(spec::tensors::STATE_CHUNK);
+        bucket.total[first..].fill(0.0);
     }
 }
 

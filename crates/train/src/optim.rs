@@ -2,7 +2,7 @@
 
 use spec::run::{LrSchedule, TrainConfig};
 
-use crate::state::ChunkState;
+use crate::state::{BucketState, ChunkState};
 use crate::vote::Decision;
 
 /// The learning rate of step `step` (from 1): a line up to the peak at step `warmup`, then the schedule down to
@@ -66,23 +66,27 @@ pub fn apply(ctx: &kernels::Ctx, train: &TrainConfig, step: u64, decision: &Deci
         correction2: (1.0 - power(train.beta2, step)) as f32,
         grad_scale: decision.grad_scale,
     };
-    let ChunkState { held, params, moment1, moment2, total, owned, .. } = chunk;
-    for held in held.iter() {
-        let (lo, hi) = (held.at.start.max(owned.start), held.at.end.min(owned.end));
-        if lo >= hi || !held.tensor.role.is_trained() {
-            continue;
+    let ChunkState { held, params, buckets, gathers, .. } = chunk;
+    for bucket in buckets.iter_mut().filter(|b| b.plan.parameters) {
+        let BucketState { owned, shard, moment1, moment2, total, .. } = bucket;
+        for held in held.iter() {
+            let (lo, hi) = (held.at.start.max(owned.start), held.at.end.min(owned.end));
+            if lo >= hi || !held.tensor.role.is_trained() {
+                continue;
+            }
+            let decays = held.tensor.decays() && !train.no_decay.iter().any(|part| names(part, &held.tensor.name));
+            let weight_decay = if decays { train.weight_decay as f32 } else { 0.0 };
+            let at = lo - owned.start..hi - owned.start;
+            let params = if *gathers { &mut shard[at.clone()] } else { &mut params[lo..hi] };
+            kernels::adamw(
+                ctx,
+                &kernels::AdamW { weight_decay, ..base },
+                params,
+                &total[at.clone()],
+                &mut moment1[at.clone()],
+                &mut moment2[at],
+            );
         }
-        let decays = held.tensor.decays() && !train.no_decay.iter().any(|part| names(part, &held.tensor.name));
-        let weight_decay = if decays { train.weight_decay as f32 } else { 0.0 };
-        let moments = lo - owned.start..hi - owned.start;
-        kernels::adamw(
-            ctx,
-            &kernels::AdamW { weight_decay, ..base },
-            &mut params[lo..hi],
-            &total[lo..hi],
-            &mut moment1[moments.clone()],
-            &mut moment2[moments],
-        );
     }
 }
 

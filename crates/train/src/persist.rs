@@ -11,22 +11,21 @@ use crate::best::Best;
 use crate::error::TrainError;
 use crate::exec::Executor;
 use crate::mutant::Mutant;
-use crate::state::ChunkState;
+use crate::state::{BucketState, ChunkState};
 
-/// The three kinds of state with the flat vector and the range of the chunk's elements that it holds.
-fn kinds(state: &ChunkState) -> [(Kind, &[f32], std::ops::Range<usize>); 3] {
-    [
-        (Kind::Param, &state.params, 0..state.params.len()),
-        (Kind::Moment1, &state.moment1, state.owned.clone()),
-        (Kind::Moment2, &state.moment2, state.owned.clone()),
-    ]
+/// The three kinds of state of a bucket, each with the range of the chunk's elements that it holds.
+fn kinds(state: &ChunkState, bucket: usize) -> [(Kind, &[f32], std::ops::Range<usize>); 3] {
+    let BucketState { plan, owned, moment1, moment2, .. } = &state.buckets[bucket];
+    let owned = if plan.parameters { owned.clone() } else { 0..0 };
+    let (params, kept) = state.kept(bucket);
+    [(Kind::Param, params, kept), (Kind::Moment1, moment1, owned.clone()), (Kind::Moment2, moment2, owned)]
 }
 
 /// Hashes of all that this rank holds, replicas too: they are compared.
 fn hash_pieces(executor: &Executor) -> Vec<HashPiece> {
     let mut pieces = Vec::new();
     for state in executor.chunks.values() {
-        for (kind, data, range) in kinds(state) {
+        for (kind, data, range) in (0..state.buckets.len()).flat_map(|bucket| kinds(state, bucket)) {
             for (held, slice, elements, at) in state.pieces(&range) {
                 let data = &data[at.start - range.start..at.end - range.start];
                 pieces.push(HashPiece {
@@ -153,13 +152,14 @@ fn gather(parts: &[Vec<u8>]) -> Result<Vec<FileEntry>, String> {
 fn own_pieces<'e>(executor: &'e Executor) -> Vec<PieceRef<'e>> {
     let mut pieces = Vec::new();
     for state in executor.chunks.values() {
-        let mine = &state.owners[executor.place.holder];
-        for (kind, data, range) in kinds(state) {
-            for (held, slice, elements, at) in state.pieces(mine) {
-                let replica = held.tensor.cut == Cut::Whole && executor.place.at.tp > 0;
-                if !replica && held.counts {
-                    let data = &data[at.start - range.start..at.end - range.start];
-                    pieces.push(PieceRef { tensor: held.index, kind, slice, elements, data });
+        for (i, bucket) in state.buckets.iter().enumerate().filter(|(_, b)| b.plan.parameters) {
+            for (kind, data, range) in kinds(state, i) {
+                for (held, slice, elements, at) in state.pieces(&bucket.part) {
+                    let replica = held.tensor.cut == Cut::Whole && executor.place.at.tp > 0;
+                    if !replica && held.counts {
+                        let data = &data[at.start - range.start..at.end - range.start];
+                        pieces.push(PieceRef { tensor: held.index, kind, slice, elements, data });
+                    }
                 }
             }
         }
@@ -173,17 +173,27 @@ fn own_pieces<'e>(executor: &'e Executor) -> Vec<PieceRef<'e>> {
 /// What the checkpoint reports, with the tensor's name.
 pub fn load(executor: &mut Executor, from: &Checkpoint) -> Result<(), TrainError> {
     for state in executor.chunks.values_mut() {
-        let (all, owned) = (0..state.params.len(), state.owned.clone());
-        let pieces = |range| state.pieces(range).map(|(h, s, e, at)| (h.index, s, e, at)).collect::<Vec<_>>();
-        let (whole, mine) = (pieces(&all), pieces(&owned));
-        for (tensor, slice, elements, at) in whole {
-            from.read(tensor, Kind::Param, slice, elements, &mut state.params[at])?;
-        }
-        for (tensor, slice, elements, at) in mine {
-            let at = at.start - owned.start..at.end - owned.start;
-            from.read(tensor, Kind::Moment1, slice, elements.clone(), &mut state.moment1[at.clone()])?;
-            if executor.mutant != Some(Mutant::MomentsForgotten) {
-                from.read(tensor, Kind::Moment2, slice, elements, &mut state.moment2[at])?;
+        for bucket in 0..state.buckets.len() {
+            let pieces = |state: &ChunkState, range| {
+                state.pieces(&range).map(|(h, s, e, at)| (h.index, s, e, at)).collect::<Vec<_>>()
+            };
+            let whole = pieces(state, state.kept(bucket).1);
+            let (params, kept) = state.kept_mut(bucket);
+            for (tensor, slice, elements, at) in whole {
+                let at = at.start - kept.start..at.end - kept.start;
+                from.read(tensor, Kind::Param, slice, elements, &mut params[at])?;
+            }
+            if !state.buckets[bucket].plan.parameters {
+                continue;
+            }
+            let mine = pieces(state, state.buckets[bucket].owned.clone());
+            let BucketState { owned, moment1, moment2, .. } = &mut state.buckets[bucket];
+            for (tensor, slice, elements, at) in mine {
+                let at = at.start - owned.start..at.end - owned.start;
+                from.read(tensor, Kind::Moment1, slice, elements.clone(), &mut moment1[at.clone()])?;
+                if executor.mutant != Some(Mutant::MomentsForgotten) {
+                    from.read(tensor, Kind::Moment2, slice, elements, &mut moment2[at])?;
+                }
             }
         }
     }

@@ -9,7 +9,7 @@ use data::Speech;
 use fabric::FabricOptions;
 use kernels::{Ctx, Simd};
 use program::instr::block_rows;
-use program::{Mode, Op, Program};
+use program::{Instr, Mode, Op, Program, Value};
 use spec::{Run, Unit};
 
 use crate::buffers::Tokens;
@@ -40,15 +40,12 @@ pub fn continue_text(
     sampling: Sampling,
     simd: Simd,
 ) -> Result<String, TrainError> {
-    let alone: Vec<String> =
-        ["layout.dp=1", "layout.cp=1", "layout.tp=1", "layout.pp=1", "layout.vpp=1", "layout.schedule=1f1b"]
-            .map(String::from)
-            .to_vec();
+    let alone = ["dp=1", "cp=1", "tp=1", "pp=1", "vpp=1", "schedule=1f1b", "zero=0"].map(|set| format!("layout.{set}"));
     let mut values = run.values.to_toml();
     // Explicit splits do not fit one rank.
     values = values
         .lines()
-        .filter(|l| !l.starts_with("cells =") && !l.starts_with("stages ="))
+        .filter(|l| !["cells =", "stages =", "shard ="].iter().any(|key| l.starts_with(key)))
         .collect::<Vec<_>>()
         .join("\n");
     let run = Run::parse(&values, "the run of the checkpoint", &alone, 1)?;
@@ -108,12 +105,15 @@ impl Executor<'_> {
     }
 
     /// Logits after the last of `window`, at most a sequence of tokens: the forward of the first unit alone, by the ranks
-    /// that host it.
+    /// that host it. The others take part in the gathers of its parameters, which their own first unit has as well.
     fn next_logits(&mut self, program: &Program, window: &[u32]) -> Result<Vec<f32>, TrainError> {
         let (seq, rows) = (self.place.seq, self.place.batch * self.place.seq);
         let unit = Unit { cell: 0, mb: 0 };
         self.capture = Some(Vec::new());
-        for instr in program.instrs.iter().filter(|instr| instr.unit == Some(unit)) {
+        let first = Unit { cell: self.run.layout.cells[self.place.at.dp].start, mb: 0 };
+        let gathers = |op: &Op| matches!(op, Op::Collective { value: Value::Params(_), .. } | Op::Release(_));
+        let mine = |instr: &&Instr| instr.unit == Some(first) && (first == unit || gathers(&instr.op));
+        for instr in program.instrs.iter().filter(mine) {
             if instr.op != Op::Load {
                 self.instruction(instr, Mode::Eval)?;
                 continue;

@@ -262,7 +262,7 @@ mod tests {
     }
 
     fn grid() -> Grid {
-        Grid { dp: 2, cp: 1, tp: 1, microbatch: 1, microbatches: 1 }
+        Grid { dp: 2, cp: 1, tp: 1, microbatch: 1, microbatches: 1, accumulate: spec::Accumulate::Local }
     }
 
     fn one_tensor() -> Vec<Tensor> {

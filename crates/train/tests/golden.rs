@@ -196,7 +196,7 @@ fn adamw(case: &Case, sets: &[&str], steps: u64) -> (Vec<f64>, Vec<f64>, Vec<Who
             curve.0.push(decision.loss + aux);
             curve.1.push(decision.grad_norm);
         }
-        eval::put_state(executor, &mut all.lock().unwrap(), |state| &state.params);
+        eval::put_state(executor, &mut all.lock().unwrap(), eval::Of::Parameters);
         Ok(curve)
     });
     let (losses, norms) = curves.unwrap().swap_remove(0);

@@ -89,6 +89,43 @@ fn a_schedule_file() {
     assert_eq!(outcome(&["layout.pp=2", "layout.schedule=csv", &file]), outcome(&[]));
 }
 
+/// Everything that is sharded over the data axis, with one microbatch in a cell or more.
+const SHARDED: &[&[&str]] = &[
+    &["layout.dp=2", "layout.zero=1"],
+    &["layout.dp=2", "layout.zero=2"],
+    &["layout.dp=2", "layout.zero=3"],
+    &["layout.dp=4", "layout.zero=3", "layout.shard=2"],
+    &["layout.dp=4", "layout.zero=2", "layout.shard=1"],
+    &["layout.dp=4", "layout.zero=1", "layout.shard=2"],
+    &["layout.dp=3", "layout.zero=2"],
+    &["layout.dp=3", "layout.cells=[1, 2, 1]", "layout.zero=3", "layout.reshard=after_backward"],
+    &["layout.dp=2", "layout.cells=[3, 1]", "layout.pp=2", "layout.schedule=interleaved", "layout.zero=3"],
+    &["layout.dp=2", "layout.tp=2", "layout.pp=2", "layout.zero=3"],
+    &["layout.dp=2", "layout.pp=2", "layout.schedule=zbv", "layout.zero=3"],
+    &["layout.dp=2", "layout.pp=4", "layout.schedule=zb-h1", "layout.zero=2", "layout.cells=[3, 1]"],
+    &["layout.dp=2", "layout.recompute=full", "layout.zero=3"],
+    &["layout.dp=2"],
+    &["layout.dp=3", "layout.pp=3"],
+    &["layout.tp=2", "layout.pp=2"],
+];
+
+#[test]
+fn sums_of_single_microbatches() {
+    for model in [&[][..], &["model.tied=true", "model.qk_norm=true"]] {
+        all_equal(&[model, &["grid.accumulate=reduced"]].concat(), SHARDED);
+    }
+    let reduced = outcome(&["grid.accumulate=reduced"]).0;
+    assert_ne!(reduced, outcome(&["grid.accumulate=local"]).0);
+}
+
+/// With one microbatch in a cell there is one order, and no need to choose.
+#[test]
+fn one_microbatch_is_sharded_either_way() {
+    let one = ["grid.dp=8"];
+    all_equal(&one, &SHARDED[1..7]);
+    assert_eq!(outcome(&one), outcome(&["grid.dp=8", "grid.accumulate=reduced"]));
+}
+
 #[test]
 fn the_grid_does_change_the_numbers() {
     let base = outcome(&[]).0;

@@ -4,7 +4,7 @@ mod common;
 
 use common::BASE;
 use fabric::FabricOptions;
-use program::{Instr, Mode, Op, Program, Value};
+use program::{Bucket, Instr, Mode, Op, Program, Value};
 use spec::Run;
 use train::corpus::Corpus;
 use train::virtual_ranks;
@@ -20,7 +20,8 @@ fn digest(run: &Run, programs: &[Program]) -> String {
 
 /// The forwards of neighbouring units instruction by instruction in turn.
 fn braid(program: &Program) -> Program {
-    let ends = |i: &Instr| matches!(i.op, Op::Send { value: Value::Activation, .. } | Op::CloseCell { .. });
+    let ends =
+        |i: &Instr| matches!(i.op, Op::Send { value: Value::Activation, .. } | Op::Close { bucket: Bucket::Norms, .. });
     let mut tasks: Vec<Vec<Instr>> = vec![Vec::new()];
     for instr in &program.instrs {
         tasks.last_mut().unwrap().push(*instr);

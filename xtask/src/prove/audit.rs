@@ -1,7 +1,7 @@
 //! Whether a run did what its layout claims: counters against the program.
 //!
 //! Compared, rank by rank and exactly: instructions, units taken backward, the most bytes kept for backward, and the bytes
-//! sent on the axes tp, cp, pp and dp, over all training steps and validation rounds. Not compared: the axis `world`, because besides the ballots of the
+//! sent on the axes tp, cp, pp, dp and its shard and replica groups, over all training steps and validation rounds. Not compared: the axis `world`, because besides the ballots of the
 //! program it carries the hashes of the digest and of checkpoints; and bytes where ranks lie on several hosts, because
 //! there some ranks pass on what others send (the program knows one level).
 
@@ -16,9 +16,9 @@ use spec::{Run, Transport};
 use super::launch::Finished;
 
 /// The axes by the names of their groups, in the order of [`program::check::AXES`].
-pub const AXES: [&str; 5] = ["tp", "cp", "pp", "dp", "world"];
+pub const AXES: [&str; 7] = ["tp", "cp", "pp", "dp", "shard", "replica", "world"];
 /// Axes whose bytes are compared.
-pub const COMPARED: usize = 4;
+pub const COMPARED: usize = 6;
 /// What the rows that count bytes between hosts end with.
 const BETWEEN_HOSTS: &str = "between hosts";
 
@@ -87,8 +87,6 @@ struct Sent {
     calls: [u64; AXES.len()],
     bytes: [u64; AXES.len()],
     between_hosts: u64,
-    /// On dp, by collectives that only gather: the parameters of ZeRO-1.
-    gathered: u64,
 }
 
 fn sent(report: &RankReport) -> Sent {
@@ -101,9 +99,6 @@ fn sent(report: &RankReport) -> Sent {
             // A receive is the other end of a send.
             sent.calls[axis] += if operation == "recv" { 0 } else { *calls };
             sent.bytes[axis] += bytes;
-            if group == "dp" && operation == "all_gather" {
-                sent.gathered += bytes;
-            }
         }
     }
     sent
@@ -186,23 +181,23 @@ fn units(run: &Run, rank: usize) -> u64 {
     program::lower(run, rank, Mode::Train).instrs.iter().filter(|i| ends(&i.op)).count() as u64
 }
 
-/// Axes that the layout has and on which `rank` sent nothing. With ZeRO-1 some rank may own nothing of a small model,
-/// so what it gathers is asked of the whole group.
+/// Axes that the layout has and on which `rank` sent nothing. Some rank may own nothing of a small model, so what is
+/// gathered from owners is asked of the first.
 fn unclaimed(run: &Run, rank: usize, sent: &Sent) -> Vec<String> {
     let layout = &run.layout;
+    let replicas = if layout.zero > 0 { layout.replicas() } else { 1 };
+    let owners =
+        if rank == 0 { [("shard", layout.shard), ("replica", replicas)] } else { [("shard", 1), ("replica", 1)] };
     let claims =
         [("tp", layout.tp), ("cp", layout.cp), ("pp", layout.pp), ("dp", layout.holders()), ("world", layout.world())];
     let idle = |(axis, ranks): &(&str, usize)| {
         let i = AXES.iter().position(|a| a == axis).expect("an axis");
         *ranks > 1 && (sent.bytes[i] == 0 || sent.calls[i] == 0)
     };
-    let mut wrong: Vec<_> =
-        claims.into_iter().filter(idle).map(|(axis, n)| format!("rank {rank} sent nothing on {axis} = {n}")).collect();
-    if layout.zero == 1 && layout.holders() == 1 {
-        wrong.push("zero = 1 with one rank on dp shards nothing".into());
-    }
-    if layout.zero == 1 && rank == 0 && sent.gathered == 0 {
-        wrong.push("zero = 1, but no parameters were gathered from rank 0".into());
+    let claims = claims.into_iter().chain(owners).filter(idle);
+    let mut wrong: Vec<_> = claims.map(|(axis, n)| format!("rank {rank} sent nothing on {axis} = {n}")).collect();
+    if layout.zero > 0 && layout.holders() == 1 {
+        wrong.push(format!("zero = {} with one rank on dp shards nothing", layout.zero));
     }
     wrong
 }
@@ -218,8 +213,10 @@ mod tests {
         let rounds = rounds(run, 0, run.train.steps).unwrap();
         let ranks = (0..run.layout.world()).map(|rank| {
             let sum = |train: u64, eval: u64| run.train.steps * train + rounds * eval;
-            let row = |(i, name): (usize, &str)| (name.to_string(), 1, sum(train[rank].bytes[i], eval[rank].bytes[i]));
-            let names = ["tp all_gather", "cp all_gather", "pp send", "dp all_gather", "world all_gather_bytes"];
+            let row = |(i, name): (usize, String)| (name, 1, sum(train[rank].bytes[i], eval[rank].bytes[i]));
+            let operations =
+                ["all_gather", "all_gather", "send", "reduce_scatter", "all_gather", "all_gather", "all_gather_bytes"];
+            let names: Vec<String> = AXES.iter().zip(operations).map(|(a, o)| format!("{a} {o}")).collect();
             RankReport {
                 rank,
                 instructions: sum(train[rank].instructions as u64, eval[rank].instructions as u64),
@@ -258,7 +255,7 @@ mod tests {
         assert!(broken(|f| f.ranks[2].units += 1).contains("rank 2 units"));
         assert!(broken(|f| f.ranks[5].peak_kept /= 2).contains("rank 5 bytes kept for backward"));
         assert!(broken(|f| f.processes = 1).contains("1 processes, shm has 8"));
-        assert!(broken(|f| f.ranks[0].traffic[3].0 = "dp all_reduce".into()).contains("no parameters were gathered"));
+        assert!(broken(|f| f.ranks[0].traffic[4].2 = 0).contains("rank 0 sent nothing on shard = "));
         assert!(broken(|f| drop(f.ranks.pop())).contains("7 ranks reported"));
     }
 }

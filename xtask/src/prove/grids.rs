@@ -225,6 +225,30 @@ cp = 2
 tp = 2
 "#,
     },
+    Grid {
+        name: "G10",
+        about: "dp4 tp2, tied, QK-norm, 2 microbatches per cell, sums over cells for each (accumulate = reduced)",
+        toml: r#"
+[model]
+preset = "nano"
+vocab = 1000
+qk_norm = true
+tied = true
+[data]
+source = "synthetic"
+[train]
+steps = 6
+batch = 8
+seq = 32
+lr = 1e-2
+eval_every = 3
+eval_sequences = 5
+[grid]
+dp = 4
+tp = 2
+accumulate = "reduced"
+"#,
+    },
 ];
 
 /// How a run gets to its end.
@@ -309,6 +333,9 @@ const STRAIGHT: &[&[&str]] = &[
         "recompute=full threads=1",
         "tp=2 recompute=selective",
         "dp=2 tp=2 pp=2 recompute=full recompute_layers=[0,3]",
+        "dp=2 zero=2",
+        "dp=3 zero=3",
+        "dp=4 tp=2 zero=3 shard=2",
     ],
     &[
         "dp=2 zero=1",
@@ -401,7 +428,28 @@ const STRAIGHT: &[&[&str]] = &[
         "cp=4 pp=2 schedule=gpipe",
         "dp=2 cp=2 pp=2 schedule=zb-h1 zero=1",
     ],
-    &["cp=2", "cp=2 tp=2 zero=1", "dp=2 cp=2 pp=2", "tp=2 pp=2 schedule=interleaved"],
+    &["cp=2", "dp=2 cp=2 zero=3", "cp=2 tp=2 zero=1", "dp=2 cp=2 pp=2", "tp=2 pp=2 schedule=interleaved"],
+    &[
+        "dp=2",
+        "dp=3 pp=2",
+        "tp=2 pp=2",
+        "dp=4 zero=1 shard=2",
+        "dp=2 zero=2",
+        "dp=3 zero=2",
+        "dp=4 zero=2 transport=tcp",
+        "dp=4 zero=2 shard=2",
+        "dp=2 zero=3",
+        "dp=3 cells=[1,2,1] zero=3",
+        "dp=4 zero=3 transport=threads",
+        "dp=4 zero=3 shard=2 reshard=after_backward",
+        "dp=2 tp=2 zero=3",
+        "dp=2 pp=2 zero=3 reshard=after_backward",
+        "dp=2 tp=2 pp=2 zero=3",
+        "dp=2 pp=2 cells=[3,1] schedule=interleaved zero=3",
+        "dp=4 zero=3 ranks_per_host=2",
+        "dp=2 pp=2 schedule=zbv zero=3",
+        "dp=2 pp=4 cells=[1,3] schedule=zb-h1 zero=2",
+    ],
 ];
 
 /// (grid, before, in the middle stopped by a signal?, after)
@@ -417,6 +465,9 @@ const RESUMED: &[(usize, &str, bool, &str)] = &[
     (5, "pp=3", false, "dp=4 zero=1"),
     (6, "cp=2 tp=2", true, "dp=2 pp=2 zero=1"),
     (7, "dp=2", false, "cp=4"),
+    (9, "dp=2 zero=3", true, "dp=4 zero=2"),
+    (9, "dp=3 zero=2", false, "dp=2 tp=2 pp=2 zero=3"),
+    (9, "dp=4 zero=3 shard=2", false, "threads=1"),
 ];
 
 /// The rows that are always run; `simd`: the instruction paths of this CPU.
@@ -469,8 +520,24 @@ mod tests {
     fn every_axis_is_there() {
         let all: String = rows(&[]).iter().map(|row| row.label() + "\n").collect();
         let wanted = [
-            "dp=2", "dp=3", "dp=4", "dp=5", "cells=", "tp=2", "tp=4", "cp=2", "cp=4", "pp=2", "pp=3", "pp=4",
-            "stages=", "zero=1",
+            "dp=2",
+            "dp=3",
+            "dp=4",
+            "dp=5",
+            "cells=",
+            "tp=2",
+            "tp=4",
+            "cp=2",
+            "cp=4",
+            "pp=2",
+            "pp=3",
+            "pp=4",
+            "stages=",
+            "zero=1",
+            "zero=2",
+            "zero=3",
+            "shard=2",
+            "reshard=after_backward",
         ];
         let more = [
             "gpipe",

@@ -2,7 +2,7 @@
 
 use program::check::check;
 use program::instr::{Axis, Exchange};
-use program::{Instr, Mode, Op, Pass, Program, Segment, Value};
+use program::{Bucket, Instr, Mode, Op, Pass, Program, Segment, Value};
 use spec::Unit;
 use train::mutant::Mutant;
 
@@ -46,6 +46,8 @@ pub fn case(mutant: Mutant) -> (Row, Expect) {
         // The input part of a cell's first unit comes before the weight part of the last unit of the cell before.
         Mutant::CellsMixed => (1, "pp=2 schedule=zb-h1", OtherDigest),
         Mutant::RecomputeUnmasked => (0, "dp=2 recompute=selective", OtherDigest),
+        Mutant::LeafTwice => (9, "dp=2 zero=2", OtherDigest),
+        Mutant::StaleShard => (9, "dp=2 zero=3", OtherDigest),
         Mutant::MomentsForgotten => (0, "dp=2", OtherDigest),
     };
     let course = match mutant {
@@ -59,7 +61,7 @@ pub fn case(mutant: Mutant) -> (Row, Expect) {
 pub struct Wrong {
     /// What is wrong.
     pub what: &'static str,
-    /// The layout of the lists, over [`GRID`]; after `tied`, over [`GRID_TIED`].
+    /// The layout of the lists, over [`GRID`]; after `tied` over [`GRID_TIED`], after `reduced` over [`GRID_REDUCED`].
     pub layout: &'static str,
     /// What the refusal must say.
     pub reason: &'static str,
@@ -70,6 +72,10 @@ pub struct Wrong {
 const GRID: usize = 6;
 /// The one for layouts that begin with `tied`: a tied embedding.
 const GRID_TIED: usize = 1;
+/// The one for layouts that begin with `reduced`: gradients leave microbatch by microbatch.
+const GRID_REDUCED: usize = 9;
+/// Everything is sharded.
+const SHARDED: &str = "reduced dp=2 tp=2 pp=2 zero=3";
 /// With ZeRO-1, so that every exchange is there.
 const LISTS: &str = "dp=2 cp=2 tp=2 pp=2 zero=1";
 
@@ -132,10 +138,10 @@ pub const WRONG: &[Wrong] = &[
     Wrong {
         what: "a data cell closed before its last microbatch",
         layout: LISTS,
-        reason: "has yet to add to the weight gradients of the chunk",
+        reason: "has yet to add to the weight gradients of",
         change: |lists| {
             let list = &mut lists[0].instrs;
-            if let Some(at) = list.iter().position(|i| matches!(i.op, Op::CloseCell { .. })) {
+            if let Some(at) = list.iter().position(|i| matches!(i.op, Op::Close { .. })) {
                 let close = list.remove(at);
                 list.insert(at / 2, close);
             }
@@ -145,7 +151,7 @@ pub const WRONG: &[Wrong] = &[
         what: "a data cell left out of the gradients",
         layout: LISTS,
         reason: "of the chunk is not closed",
-        change: |lists| drop_all(lists, |i| matches!(i.op, Op::CloseCell { cell: 1 })),
+        change: |lists| drop_all(lists, |i| matches!(i.op, Op::Close { cell: 1, .. })),
     },
     Wrong {
         what: "parameters applied before the vote",
@@ -162,7 +168,7 @@ pub const WRONG: &[Wrong] = &[
         what: "updated parameters of ZeRO-1 not gathered",
         layout: LISTS,
         reason: "the gather of Params",
-        change: |lists| drop_all(lists, |i| of(i, Value::Params)),
+        change: |lists| drop_all(lists, |i| matches!(i.op, Op::Collective { value: Value::Params(_), .. })),
     },
     Wrong {
         what: "updated parameters of ZeRO-1 gathered before the update",
@@ -177,12 +183,51 @@ pub const WRONG: &[Wrong] = &[
         },
     },
     Wrong {
+        what: "gradients of a bucket summed before the last cell has added",
+        layout: SHARDED,
+        reason: "of the chunk is not closed in mb 0",
+        change: |lists| {
+            for list in lists.iter_mut().map(|list| &mut list.instrs) {
+                let sum = list.iter().position(|i| matches!(i.op, Op::Collective { value: Value::Grads(_), .. }));
+                if let Some(sum) = sum {
+                    // Behind the close of the last cell; now before it.
+                    list.swap(sum - 1, sum);
+                }
+            }
+        },
+    },
+    Wrong {
+        what: "parameters freed after the forward and not gathered for the backward",
+        layout: SHARDED,
+        reason: "the gather of the parameters of Layer(0)",
+        change: |lists| {
+            for list in lists.iter_mut().map(|list| &mut list.instrs) {
+                let gather = |i: &Instr| matches!(i.op, Op::Collective { value: Value::Params(Bucket::Layer(_)), .. });
+                if let Some(last) = list.iter().rposition(gather) {
+                    list.remove(last);
+                }
+            }
+        },
+    },
+    Wrong {
+        what: "gathered parameters kept beyond the update",
+        layout: SHARDED,
+        reason: "would outlive the update",
+        change: |lists| {
+            for list in lists.iter_mut().map(|list| &mut list.instrs) {
+                if let Some(last) = list.iter().rposition(|i| matches!(i.op, Op::Release(_))) {
+                    list.remove(last);
+                }
+            }
+        },
+    },
+    Wrong {
         what: "gradients of a ZeRO-1 run reduced on tp instead of dp",
         layout: LISTS,
         reason: "names no unit",
         change: |lists| {
             for instr in lists.iter_mut().flat_map(|list| &mut list.instrs) {
-                if let Op::Collective { value: Value::Grads, axis, .. } = &mut instr.op {
+                if let Op::Collective { value: Value::Grads(_), axis, .. } = &mut instr.op {
                     *axis = Axis::Tp;
                 }
             }
@@ -321,9 +366,12 @@ fn swap_backwards(lists: &mut [Program]) {
 
 /// What the checker says to the mutant's lists; `None`: nothing, or the lists are as they were.
 pub fn refusal(wrong: &Wrong) -> Result<Option<String>, String> {
-    let tied = wrong.layout.strip_prefix("tied ");
-    let grid = if tied.is_some() { GRID_TIED } else { GRID };
-    let run = parse(grid, &sets(tied.unwrap_or(wrong.layout)))?;
+    let (grid, layout) = match wrong.layout.split_once(' ') {
+        Some(("tied", layout)) => (GRID_TIED, layout),
+        Some(("reduced", layout)) => (GRID_REDUCED, layout),
+        _ => (GRID, wrong.layout),
+    };
+    let run = parse(grid, &sets(layout))?;
     let sound = program::lower_all(&run, Mode::Train);
     let judge = |lists: &[Program]| check(lists, &run.model, &run.grid, &run.layout, run.train.seq, Mode::Train);
     if let Err(violations) = judge(&sound) {

@@ -162,7 +162,7 @@ fn continue_digest(base: &Base, random: &mut Random) -> Result<(), String> {
     let mut programs = base.programs.clone();
     for instr in programs.iter_mut().flat_map(|p| &mut p.instrs) {
         if let Some(unit) = &mut instr.unit
-            && !matches!(instr.op, Op::CloseCell { .. })
+            && !matches!(instr.op, Op::Close { .. })
         {
             unit.mb = (unit.mb + 1) % base.run.grid.microbatches;
         }
@@ -294,7 +294,7 @@ fn same_unit_may_swap(a: &Instr, b: &Instr) -> bool {
     let weights = |i: &Instr| matches!(i.op, Op::Compute(Pass::BackwardWeight, _));
     let norms = |i: &Instr| matches!(i.op, Op::Collective { value: Value::NormGrads, .. });
     let sends = |i: &Instr| matches!(i.op, Op::Send { value: Value::ActivationGrad, .. });
-    let closes = |i: &Instr| matches!(i.op, Op::CloseCell { .. });
+    let closes = |i: &Instr| matches!(i.op, Op::Close { .. });
     let light = |i: &Instr| weights(i) || norms(i) || sends(i);
     light(a) && light(b) || sends(a) && closes(b)
 }
@@ -306,7 +306,7 @@ fn adds(i: &Instr) -> bool {
         Op::Compute(Pass::Backward | Pass::BackwardWeight, _)
             | Op::Compute(Pass::Forward, Segment::Loss(_))
             | Op::Collective { value: Value::NormGrads, .. }
-            | Op::CloseCell { .. }
+            | Op::Close { .. }
     )
 }
 

@@ -77,8 +77,13 @@ fn row(random: &mut Random) -> Option<Row> {
     if random.upto(2) == 1 {
         words.push(format!("layout.cells={:?}", random.split(dp, whole.grid.dp)));
     }
-    if dp * cp > 1 && random.upto(2) == 1 {
-        words.push("layout.zero=1".into());
+    let holders = dp * cp;
+    if holders > 1 && random.upto(2) == 1 {
+        // Gradients are sharded where the order of the grid's sums lets them.
+        let reduced = whole.grid.accumulate == spec::Accumulate::Reduced || whole.grid.microbatches == 1;
+        words.push(format!("layout.zero={}", if reduced { random.upto(3) } else { 1 }));
+        let shards: Vec<usize> = (1..=holders).filter(|n| holders.is_multiple_of(*n)).collect();
+        words.push(format!("layout.shard={}", random.one(&shards)));
     }
     if random.upto(3) == 1 {
         words.push(format!("layout.recompute={}", random.one(&["full", "selective"])));

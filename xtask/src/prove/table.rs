@@ -15,7 +15,7 @@ const DIGEST_SHOWN: usize = 12;
 const EXPLAINED: &str =
     "instr, units: instructions run, units taken backward; then exchanges and bytes sent by axis; all of all ranks
 = program: instructions, units and bytes of every rank are exactly those of its program, over all steps and validations;
-           bytes on tp, cp, pp and dp (world also carries hashes of the digest). Where ranks lie on several hosts some pass
+           bytes on tp, cp, pp, dp and its groups (world also carries hashes of the digest). Where ranks lie on several hosts some pass
            on what others send: there the ratio of the bytes on these axes to those of the program";
 
 /// One layout's row.

@@ -95,7 +95,12 @@ fn layouts_that_the_grid_does_not_hold() {
         &["layout.vpp = 2", "8 chunks of 4 layers", "layout.pp to at most 2"],
     );
     refused(&lab, &["layout.pp=2", "layout.vpp=2"], &["layout.vpp = 2", "1f1b", "interleaved"]);
-    refused(&lab, &["layout.zero=2"], &["layout.zero = 2", "0 (replicated", "1 (sharded"]);
+    refused(&lab, &["layout.zero=4"], &["layout.zero = 4", "0 (replicated", "3 (parameters too)"]);
+    let whole = ["layout.zero = 2", "accumulate = local", "MB", "set grid.accumulate to \"reduced\""];
+    refused(&lab, &["layout.dp=2", "layout.zero=2"], &whole);
+    refused(&lab, &["layout.dp=2", "layout.shard=1"], &["layout.shard = 1", "set layout.zero to 1"]);
+    let odd = ["layout.dp=4", "layout.zero=1", "layout.shard=3"];
+    refused(&lab, &odd, &["layout.shard = 3 does not divide layout.dp = 4 x layout.cp = 1", "[1, 2, 4]"]);
     refused(&lab, &["layout.dp=2", "layout.cells=[1, 2]"], &["[1, 2]", "2 numbers", "4 data cells", "adding up to 3"]);
     refused(&lab, &["layout.dp=2", "layout.cells=[4, 0]"], &["[4, 0]", "at least 1", "[2, 2]"]);
     refused(&lab, &["layout.cells=[2, 2]"], &["layout.cells = [2, 2]", "1 numbers", "layout.dp 1"]);

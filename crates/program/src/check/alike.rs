@@ -2,15 +2,16 @@
 //!
 //! **The argument.** Let two data positions be *alike* if the lists of their ranks are equal, list by list, after ranks are
 //! renamed by the distance between the positions and data cells by the distance between their first cells, and but for
-//! the sizes of exchanges that span data positions (`Dp`, `World`). Ranks are numbered with the data axis outermost, so
-//! every tensor and context group, pipeline and message lies inside of one position; only `Dp` and `World` groups span
-//! positions, and those hold the ranks of the same places of every position.
+//! the sizes of exchanges that span data positions (`Dp`, `Shard`, `Replica`, `World`). Ranks are numbered with the data
+//! axis outermost, so every tensor and context group, pipeline and message lies inside of one position; only those groups
+//! span positions, and they hold the ranks of the same places of every position. (With shard groups that have replicas
+//! this does not hold: then every list is proved itself.)
 //!
 //! 1. What a list must be by itself is said in terms of its own cells and ranks ([`super::order`]). Renaming keeps it, so a
 //!    list is sound if the one that it was renamed from is, but for those sizes: they are compared with the law here.
 //! 2. Whether all lists together end does not depend on the order in which ranks are looked at ([`super::run`]). Look at
 //!    alike positions in step: they stand at the same instruction at all times. A message or an exchange inside of a
-//!    position happens in one of them when it happens in all. An exchange over `Dp` or `World` happens when all members
+//!    position happens in one of them when it happens in all. An exchange that spans positions happens when all members
 //!    have come, which is when one member of each class of alike positions has. So all lists end if and only if those of one
 //!    position per class do, with groups of one member per class; and every clock is that of its renamed rank.
 //!
@@ -39,6 +40,10 @@ pub fn check_alike(
     mode: Mode,
     lower: impl Fn(usize) -> Program,
 ) -> Result<Report, Vec<Violation>> {
+    if layout.replicas() > 1 && layout.shard > 1 {
+        let programs: Vec<Program> = (0..layout.world()).map(lower).collect();
+        return super::check(&programs, model, grid, layout, seq, mode);
+    }
     let sizes = Sizes::new(model, grid, layout, seq);
     let line = layout.world() / layout.dp;
     let mut violations = Vec::new();
@@ -74,12 +79,14 @@ pub fn check_alike(
     }
 
     let laws = law::Laws::new(model, &sizes, layout, mode);
-    let step = order::Step { model, grid, layout, mode, sizes: &sizes, laws: &laws };
+    let sums = law::Sums::new(grid, layout);
+    let step = order::Step { model, grid, layout, mode, sizes: &sizes, laws: &laws, sums };
     violations.extend(firsts.iter().flat_map(|(_, lists)| lists).flat_map(|p| order::check(&step, p)));
 
     // One position per class, renamed to stand side by side.
     let few = Layout {
         dp: firsts.len(),
+        shard: if layout.replicas() == 1 { firsts.len() * layout.cp } else { 1 },
         cells: firsts.iter().map(|(first, _)| layout.cells[*first].clone()).collect(),
         ..layout.clone()
     };
@@ -141,7 +148,7 @@ impl Renaming {
         let op = match instr.op {
             Op::Send { value, to, bytes } => Op::Send { value, to: self.rank(to), bytes },
             Op::Recv { value, from, bytes } => Op::Recv { value, from: self.rank(from), bytes },
-            Op::CloseCell { cell } => Op::CloseCell { cell: self.cell(cell) },
+            Op::Close { cell, bucket } => Op::Close { cell: self.cell(cell), bucket },
             other => other,
         };
         let unit = instr.unit.map(|unit| spec::Unit { cell: self.cell(unit.cell), ..unit });
@@ -172,14 +179,16 @@ impl Renaming {
 
 /// True for the axes whose groups have members in several data positions.
 fn spans(axis: Axis) -> bool {
-    matches!(axis, Axis::Dp | Axis::World)
+    matches!(axis, Axis::Dp | Axis::Shard | Axis::Replica | Axis::World)
 }
 
 /// The size by the law of an exchange that spans data positions.
 fn size(sizes: &Sizes, holder: usize, instr: &Instr) -> Option<u64> {
     match instr.op {
-        Op::Collective { value: Value::Grads, exchange, .. } => Some(sizes.grads(instr.chunk, holder, exchange)),
-        Op::Collective { value: Value::Params, .. } => Some(sizes.params(instr.chunk, holder)),
+        Op::Collective { value: Value::Grads(bucket), exchange, .. } => {
+            Some(sizes.grads(instr.chunk, bucket, holder, exchange))
+        }
+        Op::Collective { value: Value::Params(bucket), .. } => Some(sizes.params(instr.chunk, bucket, holder)),
         _ => None,
     }
 }
@@ -187,13 +196,12 @@ fn size(sizes: &Sizes, holder: usize, instr: &Instr) -> Option<u64> {
 /// Compares the sizes of a list's exchanges over data positions with the law.
 fn spanning_sizes(sizes: &Sizes, layout: &Layout, list: &Program, violations: &mut Vec<Violation>) {
     let at = layout.coords(list.rank);
-    for (index, instr) in list.instrs.iter().enumerate().rev() {
-        // They stand at the end.
-        if instr.unit.is_some() {
-            break;
+    let train = list.instrs.iter().rev().any(|i| i.op == Op::Vote);
+    for (index, instr) in list.instrs.iter().enumerate() {
+        let Op::Collective { bytes, value, axis, .. } = instr.op else { continue };
+        if !spans(axis) {
+            continue;
         }
-        let Op::Collective { bytes, value, .. } = instr.op else { continue };
-        let train = list.instrs.iter().rev().any(|i| i.op == Op::Vote);
         let want = match value {
             Value::Ballot if train => Some(sizes.ballot(at)),
             Value::Ballot => Some(sizes.ballot_eval(at)),
@@ -212,7 +220,7 @@ fn respan(sizes: &Sizes, layout: &Layout, report: &mut RankReport, list: &Progra
         return;
     }
     let index = |axis: Axis| AXES.iter().position(|a| *a == axis);
-    for instr in list.instrs.iter().rev().take_while(|i| i.unit.is_none()) {
+    for instr in &list.instrs {
         if let (Op::Collective { axis, value, bytes, .. }, Some(own)) =
             (instr.op, size(sizes, layout.holder(at), instr))
             && let Some(axis) = index(axis)

@@ -5,9 +5,10 @@
 //! than the next one reads, exactly one exchange stands between them. (Sequence parallelism:
 //! Korthikanti et al., arXiv 2205.05198, section 4.2.2.)
 
-use spec::{Coords, Layout, Model, Recompute};
+use spec::{Accumulate, Coords, Grid, Layout, Model, Recompute};
 
 use super::touch::order;
+use crate::buckets::Bucket;
 use crate::bytes::Sizes;
 use crate::instr::{Axis, Exchange, Mode, Op, Pass, Segment, Value};
 
@@ -73,6 +74,19 @@ pub(super) enum Accumulator {
     Norms,
     /// The output projection.
     Head,
+}
+
+impl Accumulator {
+    /// The bucket that it is part of.
+    pub fn bucket(self) -> Bucket {
+        match self {
+            Self::Embed => Bucket::Embed,
+            Self::Attn(layer) | Self::Mlp(layer) => Bucket::Layer(layer),
+            Self::Experts(layer) => Bucket::Experts(layer),
+            Self::Norms => Bucket::Norms,
+            Self::Head => Bucket::Head,
+        }
+    }
 }
 
 /// All that a unit does on a chunk, in the order of lowering. Any order in which each entry comes after those that it
@@ -342,13 +356,52 @@ impl<'a> Stream<'a> {
     }
 }
 
-/// How the gradients of `chunk` must be summed over the data axis: on all ranks, unless the
-/// optimizer is sharded; then on owners only, unless they go on to the other use of a tied
-/// embedding, on a chunk with other owners.
-pub(super) fn grads_exchange(model: &Model, layout: &Layout, chunk: usize) -> Exchange {
-    let sharded = layout.zero == 1;
-    let swaps = swaps_tied(model, layout, chunk);
-    if sharded && !swaps { Exchange::ReduceScatter } else { Exchange::AllReduce }
+/// The buckets whose parameters a segment reads.
+pub(super) fn reads(model: &Model, layout: &Layout, pass: Pass, segment: Segment) -> [Option<Bucket>; 2] {
+    let one_embedding = model.tied && layout.chunks() == 1;
+    if pass == Pass::BackwardWeight {
+        return [None, None];
+    }
+    match segment {
+        Segment::Embed => [(pass == Pass::Forward).then_some(Bucket::Embed), None],
+        Segment::AttnNorm(_) | Segment::MlpNorm(_) | Segment::HeadNorm | Segment::Route(_) => {
+            [Some(Bucket::Norms), None]
+        }
+        Segment::Experts(layer) => [Some(Bucket::Experts(layer)), None],
+        Segment::Qkv(layer) | Segment::Attn(layer) => {
+            [Some(Bucket::Layer(layer)), model.qk_norm.then_some(Bucket::Norms)]
+        }
+        Segment::Mlp(layer) => [Some(Bucket::Layer(layer)), None],
+        Segment::Residual(_) => [None, None],
+        Segment::Logits(_) | Segment::Loss(_) => [Some(if one_embedding { Bucket::Embed } else { Bucket::Head }), None],
+    }
+}
+
+/// When the sums of weight gradients over the data cells are taken.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Sums {
+    /// Sums of a bucket in a step.
+    pub count: usize,
+    /// They are taken before the next microbatch adds, wherever the list is.
+    pub early: bool,
+    /// How.
+    pub exchange: Exchange,
+    /// They then go to the replicas of their owner.
+    pub spread: bool,
+}
+
+impl Sums {
+    pub fn new(grid: &Grid, layout: &Layout) -> Self {
+        let reduced = grid.accumulate == Accumulate::Reduced;
+        let early = reduced || layout.zero >= 2;
+        let everywhere = layout.zero == 0 && !early;
+        Self {
+            count: if reduced { grid.microbatches } else { 1 },
+            early,
+            exchange: if everywhere { Exchange::AllReduce } else { Exchange::ReduceScatter },
+            spread: !everywhere && layout.holders() > layout.shard,
+        }
+    }
 }
 
 /// True if `chunk` has one use of a tied embedding and another chunk the other.

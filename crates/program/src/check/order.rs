@@ -1,8 +1,9 @@
 //! One rank's list against the law.
 //!
 //! The instructions that name one chunk and one unit must be those of [`Laws`], each after those that it needs; between
-//! the units the list is free, but for the weight gradients.
+//! the units the list is free, but for the weight gradients and gathered parameters (`buckets`).
 
+mod buckets;
 mod diagnose;
 mod end;
 mod unit;
@@ -10,10 +11,11 @@ mod unit;
 use spec::{Coords, Grid, Layout, Model, Unit};
 
 use super::VIOLATIONS_PER_RANK_MAX;
-use super::law::{Law, Laws};
+use super::law::{Law, Laws, Sums};
 use super::violation::{Place, Violation};
 use crate::bytes::Sizes;
 use crate::instr::{Axis, Exchange, Instr, Mode, Op, Program, Value};
+use buckets::BucketOrder;
 use unit::{Progress, Turnstile};
 
 /// A step, as the law sees it.
@@ -24,6 +26,7 @@ pub(super) struct Step<'a> {
     pub mode: Mode,
     pub sizes: &'a Sizes,
     pub laws: &'a Laws,
+    pub sums: Sums,
 }
 
 /// What is wrong with `program` by itself, the first few.
@@ -67,14 +70,12 @@ struct ChunkOrder<'a> {
     units: Vec<Progress>,
     /// By data cell and accumulator of the law: whose turn it is.
     turns: Vec<Vec<Turnstile>>,
-    closed: usize,
-    /// Data cells whose gradients by slice are summed.
+    buckets: Vec<BucketOrder>,
+    /// Leaves whose gradients by sequence slice are summed.
     sliced: usize,
-    grads: bool,
     tied_sent: bool,
     tied_received: bool,
     applied: bool,
-    params: bool,
 }
 
 impl<'a> ChunkOrder<'a> {
@@ -90,13 +91,11 @@ impl<'a> ChunkOrder<'a> {
             after: rank_of(if chunk == last { 0 } else { chunk + 1 }),
             units: vec![Progress::new(&laws[0]); cells * grid.microbatches],
             turns: vec![vec![Turnstile::default(); laws[0].accumulators.len()]; cells],
-            closed: 0,
+            buckets: step.sizes.buckets(chunk).map(|bucket| BucketOrder::new(bucket, &laws[0])).collect(),
             sliced: 0,
-            grads: false,
             tied_sent: false,
             tied_received: false,
             applied: false,
-            params: false,
         }
     }
 
@@ -203,7 +202,8 @@ impl Order<'_> {
             Op::Send { value: Value::TiedGrads, to, bytes } => self.tied(at, instr, true, to, bytes),
             Op::Recv { value: Value::TiedGrads, from, bytes } => self.tied(at, instr, false, from, bytes),
             Op::Send { .. } | Op::Recv { .. } => self.of_unit(at, instr),
-            Op::CloseCell { cell } => self.close_cell(at, instr, cell),
+            Op::Close { cell, bucket } => self.close(at, instr, cell, bucket),
+            Op::Release(bucket) => self.release(at, instr, bucket),
             Op::Vote => self.cast(at),
             Op::Apply => self.apply(at, instr),
         }
@@ -217,55 +217,5 @@ impl Order<'_> {
         if std::mem::replace(&mut self.loaded[unit], true) {
             self.double(at);
         }
-    }
-
-    /// Gradients with a leaf per slice are summed once for every cell, when nothing more adds to them.
-    fn slice_grads(&mut self, at: usize, instr: &Instr, bytes: u64) {
-        let Some(local) = self.local_chunk(at, instr.chunk) else { return };
-        let Some(unit) = self.local_unit(at, instr.unit) else { return };
-        if self.step.mode == Mode::Eval || !self.step.sizes.has_slice_grads() {
-            return self.wrong(at, "the step has no gradients by sequence slice");
-        }
-        self.want_bytes(at, bytes, self.step.sizes.slice_grads(instr.chunk, self.at.tp));
-        let cell = unit / self.step.grid.microbatches;
-        if cell < self.chunks[local].sliced {
-            return self.double(at);
-        }
-        if cell > self.chunks[local].sliced || self.chunks[local].closed != cell {
-            self.out_of_order(at, "slices are summed cell by cell, before the cell is closed");
-        }
-        self.all_added(at, local, cell);
-        self.chunks[local].sliced = cell + 1;
-    }
-
-    /// Complains if a microbatch of the rank's `cell`-th data cell has yet to add to the weight gradients.
-    fn all_added(&mut self, at: usize, local: usize, cell: usize) {
-        let chunk = &self.chunks[local];
-        let open = (0..chunk.turns[cell].len()).map(|index| chunk.turn(cell, index)).min();
-        if let Some(mb) = open.filter(|mb| *mb < self.step.grid.microbatches) {
-            self.out_of_order(at, format!("mb {mb} of the cell has yet to add to the weight gradients of the chunk"));
-        }
-    }
-
-    fn close_cell(&mut self, at: usize, instr: &Instr, cell: usize) {
-        let Some(local) = self.local_chunk(at, instr.chunk) else { return };
-        if self.step.mode == Mode::Eval {
-            return self.wrong(at, "an evaluation has no gradients");
-        }
-        let due = self.first_cell + self.chunks[local].closed;
-        if !(self.first_cell..self.first_cell + self.cells).contains(&cell) {
-            return self.wrong(at, format!("the rank does not host cell {cell}"));
-        }
-        if cell < due {
-            return self.double(at);
-        }
-        if cell > due {
-            self.out_of_order(at, format!("cells are closed in ascending order, and {due} is not closed"));
-        }
-        self.all_added(at, local, cell - self.first_cell);
-        if self.step.sizes.has_slice_grads() && self.chunks[local].sliced <= cell - self.first_cell {
-            self.out_of_order(at, "the cell's gradients by sequence slice are not summed");
-        }
-        self.chunks[local].closed = cell - self.first_cell + 1;
     }
 }

@@ -88,13 +88,19 @@ fn axis_index(axis: Axis) -> usize {
     AXES.iter().position(|a| *a == axis).expect("every axis is listed")
 }
 
-/// Two instructions that are one collective.
+/// Two instructions that are one collective. Over the data axis every member brings another cell.
 fn same_collective(a: &Instr, b: &Instr) -> bool {
     match (a.op, b.op) {
         (
             Op::Collective { exchange: e, value: v, axis: x, .. },
             Op::Collective { exchange: f, value: w, axis: y, .. },
-        ) => (e, v, x) == (f, w, y) && (a.chunk, a.unit) == (b.chunk, b.unit),
+        ) => {
+            let units = match x {
+                Axis::Dp | Axis::Shard | Axis::Replica => a.unit.map(|u| u.mb) == b.unit.map(|u| u.mb),
+                _ => a.unit == b.unit,
+            };
+            (e, v, x) == (f, w, y) && a.chunk == b.chunk && units
+        }
         _ => false,
     }
 }
@@ -132,7 +138,7 @@ impl Run<'_> {
                 self.alive[rank] = self.alive[rank].saturating_sub(1);
                 self.keep(rank, &instr);
             }
-            Op::Load | Op::CloseCell { .. } | Op::Vote | Op::Apply => {}
+            Op::Load | Op::Close { .. } | Op::Release(_) | Op::Vote | Op::Apply => {}
         }
         self.at[rank] += 1;
         true

@@ -1,4 +1,5 @@
 use super::*;
+use crate::buckets::ChunkPlan;
 use crate::testing;
 use spec::Schedule;
 
@@ -32,6 +33,7 @@ fn the_smallest_step_reads_like_the_definition() {
         "forward Loss(0)",
         "ReduceScatter GradPartial Tp 2048 B",
         "backward HeadNorm",
+        "close Head of cell 0",
         "AllGather GradRows Tp 2048 B",
         "backward Mlp(0)",
         "ReduceScatter GradPartial Tp 2048 B",
@@ -40,17 +42,20 @@ fn the_smallest_step_reads_like_the_definition() {
         "backward Attn(0)",
         "ReduceScatter GradPartial Tp 2048 B",
         "backward AttnNorm(0)",
+        "close Layer(0) of cell 0",
         "AllReduce NormGrads Tp 384 B",
         "AllGather GradRows Tp 2048 B",
         "backward Embed",
-        "close cell 0",
+        "close Embed of cell 0",
+        "close Norms of cell 0",
     ]
     .map(|line| format!("{line}{unit}"));
     assert_eq!(text[..want.len()], want);
     let end: Vec<&str> = text[want.len()..].iter().map(|s| s.split(" | ").next().unwrap()).collect();
-    assert_eq!(end[0], "AllReduce Grads Dp 0 B");
-    assert!(end[1].starts_with("AllGather Ballot World"));
-    assert_eq!(end[2..], ["vote", "apply"]);
+    let buckets = ["Embed", "Layer(0)", "Head", "Norms"].map(|b| format!("AllReduce Grads({b}) Dp 0 B"));
+    assert_eq!(end[..4], buckets);
+    assert!(end[4].starts_with("AllGather Ballot World"));
+    assert_eq!(end[5..], ["vote", "apply"]);
 }
 
 fn run(layout: &str) -> Run {
@@ -86,17 +91,80 @@ fn gradients_over_uneven_cells() {
     let grid = Grid::new(&model, 4, 32, 1, Some(4), 1).unwrap();
     let layout = testing::layout(&model, &grid, [3, 1, 1], Schedule::GPipe, None);
     assert_eq!(layout.cells, [0..2, 2..3, 3..4]);
-    let lens = crate::state::slice_lens(&model, &grid, &layout, 0);
-    let parts = crate::owners(&lens, 3);
-    let total: usize = lens.iter().sum();
-    for (rank, part) in parts.iter().enumerate() {
+    let plan = ChunkPlan::new(&model, &grid, &layout, 0);
+    for rank in 0..3 {
         let program = lower_parts(&model, &grid, &layout, 32, rank, Mode::Train);
-        let grads = program.instrs.iter().find_map(|i| match i.op {
-            Op::Collective { value: Value::Grads, bytes, .. } => Some(bytes),
+        let grads = program.instrs.iter().filter_map(|i| match i.op {
+            Op::Collective { value: Value::Grads(_), bytes, .. } => Some(bytes),
             _ => None,
         });
         // Each rank holds one finished subtree: two cells are one pair.
-        let want = 4 * ((total - part.len()) + 2 * part.len());
-        assert_eq!(grads, Some(want as u64), "rank {rank}");
+        let part: usize = plan.buckets.iter().map(|b| b.parts[rank].len()).sum();
+        let want = 4 * ((plan.gradients - part) + 2 * part);
+        assert_eq!(grads.sum::<u64>(), want as u64, "rank {rank}");
     }
+}
+
+/// What travels and when, of rank 0 of `sets`: gathers, releases and sums, beside the layers at work.
+fn data_axis(model: &Model, grid: &Grid, layout: &Layout, rank: usize) -> String {
+    let word = |i: &Instr| match i.op {
+        Op::Collective { value: Value::Params(b), .. } => Some(format!("+{}", short(b))),
+        Op::Release(b) => Some(format!("-{}", short(b))),
+        Op::Collective { value: Value::Grads(b), exchange, .. } => {
+            Some(format!("{}{}", if exchange == Exchange::AllGather { "spread " } else { "sum " }, short(b)))
+        }
+        Op::Compute(Pass::Forward, Segment::Mlp(l)) => Some(format!("f{l}")),
+        Op::Compute(Pass::Backward, Segment::Mlp(l)) => Some(format!("b{l}")),
+        Op::Compute(Pass::Forward, Segment::Logits(_)) => Some("head".into()),
+        Op::Vote => Some("vote".into()),
+        _ => None,
+    };
+    let list = lower_parts(model, grid, layout, 32, rank, Mode::Train);
+    list.instrs.iter().filter_map(word).collect::<Vec<_>>().join(" ")
+}
+
+fn short(bucket: Bucket) -> String {
+    match bucket {
+        Bucket::Layer(l) => l.to_string(),
+        other => format!("{other:?}"),
+    }
+}
+
+/// Parameters come one layer ahead and go after their use; a gradient leaves as soon as the last cell has added to it.
+#[test]
+fn shards_are_gathered_ahead_and_sums_leave_at_once() {
+    let model = testing::model(2);
+    let grid = Grid { accumulate: spec::Accumulate::Reduced, ..Grid::new(&model, 2, 32, 1, Some(2), 1).unwrap() };
+    let mut layout = testing::layout(&model, &grid, [2, 1, 1], Schedule::GPipe, None);
+    (layout.zero, layout.shard) = (3, 2);
+    assert_eq!(
+        data_axis(&model, &grid, &layout, 0),
+        "+Norms +Embed +0 -Embed +1 f0 -0 f1 -1 -Norms +Norms +Head +1 head -Head sum Head +0 b1 -1 sum 1 b0 -0 sum 0 sum Embed sum Norms -Norms vote"
+    );
+    layout.reshard = spec::Reshard::AfterBackward;
+    assert_eq!(
+        data_axis(&model, &grid, &layout, 0),
+        "+Norms +Embed +0 -Embed +1 f0 f1 +Head head -Head sum Head b1 -1 sum 1 b0 -0 sum 0 sum Embed sum Norms -Norms vote"
+    );
+    (layout.zero, layout.shard) = (2, 1);
+    let text = data_axis(&model, &grid, &layout, 1);
+    assert!(
+        text.ends_with(
+            "sum Norms spread Embed spread 0 spread 1 spread Head spread Norms vote +Embed +0 +1 +Head +Norms"
+        ),
+        "{text}"
+    );
+}
+
+/// A rank with fewer cells than another takes part in what it has no cell for.
+#[test]
+fn a_slot_without_a_cell_only_exchanges() {
+    let model = testing::model(1);
+    let grid = Grid { accumulate: spec::Accumulate::Reduced, ..Grid::new(&model, 6, 32, 1, Some(3), 1).unwrap() };
+    let mut layout = testing::layout(&model, &grid, [2, 1, 1], Schedule::GPipe, None);
+    (layout.zero, layout.shard) = (3, 2);
+    let strip = |text: String| text.replace("head ", "").replace("f0 ", "").replace("b0 ", "");
+    let [two, one] = [0, 1].map(|rank| data_axis(&model, &grid, &layout, rank));
+    assert_eq!((two.matches("f0").count(), one.matches("f0").count()), (4, 2));
+    assert_eq!(strip(two), strip(one));
 }

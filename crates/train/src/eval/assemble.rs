@@ -4,7 +4,6 @@ use spec::tensors::{Cut, Tensor};
 use spec::{Model, Run, Unit};
 
 use crate::exec::Executor;
-use crate::state::ChunkState;
 use program::instr::block_rows;
 
 /// A whole tensor without padding rows, row-major.
@@ -30,24 +29,36 @@ pub fn whole_logits(run: &Run) -> Vec<f32> {
     vec![0.0; run.tokens_per_step() * run.model.vocab]
 }
 
-/// Puts in the elements that this rank speaks for, out of a flat vector of each chunk.
-pub fn put_state(executor: &Executor, all: &mut [Whole], flat: impl Fn(&ChunkState) -> &[f32]) {
+/// What [`put_state`] puts together.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Of {
+    /// The parameters.
+    Parameters,
+    /// The summed gradients of a step, before its update.
+    Gradients,
+}
+
+/// Puts in the elements that this rank speaks for.
+pub fn put_state(executor: &Executor, all: &mut [Whole], of: Of) {
     let place = &executor.place;
-    if place.holder > 0 {
-        return;
-    }
     for state in executor.chunks.values() {
-        for held in &state.held {
-            if !held.counts || (held.tensor.cut == Cut::Whole && place.at.tp > 0) {
-                continue;
-            }
-            let whole = &mut all[held.index];
-            for (n, slice) in held.slices.clone().enumerate() {
+        for (i, bucket) in state.buckets.iter().enumerate().filter(|(_, b)| b.plan.parameters) {
+            let (data, first) = match of {
+                Of::Parameters => (state.kept(i).0, state.kept(i).1.start),
+                Of::Gradients => (&bucket.total[..], bucket.owned.start),
+            };
+            for (held, slice, elements, at) in state.pieces(&bucket.part) {
+                if !held.counts || (held.tensor.cut == Cut::Whole && place.at.tp > 0) {
+                    continue;
+                }
                 let (rows, cols) = held.tensor.slice(slice, place.grid_tp);
-                let from = flat(state)[held.slice(n)].chunks_exact(cols.len());
-                for (row, values) in rows.zip(from).filter(|(row, _)| *row < held.tensor.real_rows) {
-                    let at = row * held.tensor.cols + cols.start;
-                    whole.values[at..at + values.len()].copy_from_slice(values);
+                let whole = &mut all[held.index].values;
+                for (element, value) in elements.zip(&data[at.start - first..at.end - first]) {
+                    let (row, col) = (rows.start + element / cols.len(), cols.start + element % cols.len());
+                    // Padding rows are left out.
+                    if row < held.tensor.real_rows {
+                        whole[row * held.tensor.cols + col] = *value;
+                    }
                 }
             }
         }

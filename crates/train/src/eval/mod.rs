@@ -15,7 +15,7 @@ use program::{Mode, Op};
 use spec::Run;
 use spec::tensors::Tensor;
 
-pub use assemble::{Captured, Whole, put_state, whole_logits, whole_tensors};
+pub use assemble::{Captured, Of, Whole, put_state, whole_logits, whole_tensors};
 pub use batch::Batch;
 
 use crate::buffers::LossSum;
@@ -83,7 +83,7 @@ pub fn evaluate(
             let decision = gradients(executor, batch)?;
             norm = decision.grad_norm;
             let mut all = tensors.lock().unwrap_or_else(|e| e.into_inner());
-            assemble::put_state(executor, &mut all, |chunk| &chunk.total);
+            assemble::put_state(executor, &mut all, Of::Gradients);
         }
         Ok((sum, norm))
     })?;
@@ -118,11 +118,18 @@ impl Executor<'_> {
     pub fn load_folder(&mut self, folder: &HfFolder) -> Result<(), TrainError> {
         let tp = self.place.grid_tp;
         for state in self.chunks.values_mut() {
-            for i in 0..state.held.len() {
-                let held = state.held[i].clone();
-                for (n, slice) in held.slices.clone().enumerate() {
-                    let out = &mut state.params[held.slice(n)];
-                    folder.read(held.index, slice, tp, 0..held.slice_len, out)?;
+            for bucket in 0..state.buckets.len() {
+                let range = state.kept(bucket).1;
+                let pieces: Vec<_> = state.pieces(&range).map(|(h, s, e, at)| (h.index, s, e, at)).collect();
+                let (params, kept) = state.kept_mut(bucket);
+                for (tensor, slice, elements, at) in pieces {
+                    folder.read(
+                        tensor,
+                        slice,
+                        tp,
+                        elements,
+                        &mut params[at.start - kept.start..at.end - kept.start],
+                    )?;
                 }
             }
         }

@@ -23,14 +23,16 @@ impl Executor<'_> {
         ballot.aux = self.memory.aux.iter().map(|(at, value)| (*at, *value)).collect();
         ballot.loads = self.memory.loads.iter().map(|(layer, counts)| (*layer, counts.clone())).collect();
         for state in self.chunks.values() {
-            let mine = &state.owners[self.place.holder];
-            for (held, slice, elements, at) in state.pieces(mine) {
-                let replica = held.tensor.cut == Cut::Whole && self.place.at.tp > 0;
-                if replica || !held.counts {
-                    continue;
+            for bucket in state.buckets.iter().filter(|b| b.plan.parameters) {
+                for (held, slice, elements, at) in state.pieces(&bucket.part) {
+                    let replica = held.tensor.cut == Cut::Whole && self.place.at.tp > 0;
+                    if replica || !held.counts {
+                        continue;
+                    }
+                    let total = &bucket.total[at.start - bucket.owned.start..at.end - bucket.owned.start];
+                    let sums = kernels::chunk_squares(self.ctx, total, spec::tensors::STATE_CHUNK);
+                    ballot.squares.push((held.index, slice, elements.start / spec::tensors::STATE_CHUNK, sums));
                 }
-                let sums = kernels::chunk_squares(self.ctx, &state.total[at], spec::tensors::STATE_CHUNK);
-                ballot.squares.push((held.index, slice, elements.start / spec::tensors::STATE_CHUNK, sums));
             }
         }
         ballot

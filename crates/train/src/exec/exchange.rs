@@ -1,14 +1,14 @@
 //! Exchanges inside a task: over the tensor cells, and point to point between chunks.
 
 use kernels::XentStat;
-use program::{Axis, Exchange, Instr, Mode, Value};
+use program::{Axis, Bucket, Exchange, Instr, Mode, Value};
 
 use super::{Executor, unhosted, unit_of};
 use crate::buffers::Memory;
 use crate::error::TrainError;
 use crate::mutant::Mutant;
 use crate::segments::need;
-use spec::tensors::Role;
+use crate::state::ChunkState;
 
 impl Executor<'_> {
     pub(super) fn collective(
@@ -72,8 +72,8 @@ impl Executor<'_> {
             Value::RouterCounts => self.router_counts(instr.chunk, unit_of(instr)?, axis)?,
             Value::SliceGrads => self.slice_grads(instr)?,
             Value::NormGrads => self.norm_grads(instr)?,
-            Value::Grads => self.grads(instr, exchange)?,
-            Value::Params => self.params(instr)?,
+            Value::Grads(bucket) => self.grads(instr, exchange, bucket)?,
+            Value::Params(bucket) => self.params(instr, bucket)?,
             Value::Ballot => {
                 let ballot = self.fill_ballot(mode).encode();
                 self.ballot = self.comm.endpoint.all_gather_bytes(self.comm.group(axis), &ballot)?;
@@ -108,11 +108,12 @@ impl Executor<'_> {
             Value::ActivationGrad => need(&mut regs.grad, "grad")?,
             Value::TiedGrads => {
                 let state = self.chunks.get(&instr.chunk).ok_or_else(|| unhosted(instr))?;
-                let embed = &state.total[state.held(0, Role::Embed).at.clone()];
+                let bucket = tied(state).ok_or_else(|| unhosted(instr))?;
+                let embed = &state.buckets[bucket].total;
                 if !here {
                     return Ok(self.comm.send(value, instr.chunk, to, embed)?);
                 }
-                embed.to_vec()
+                embed.clone()
             }
             _ => return Err(TrainError::Internal(format!("{value:?} does not travel point to point"))),
         };
@@ -141,12 +142,12 @@ impl Executor<'_> {
             Value::TiedGrads => {
                 let sender = if instr.chunk == 0 { self.run.layout.chunks() - 1 } else { 0 };
                 let state = self.chunks.get(&instr.chunk).ok_or_else(|| unhosted(instr))?;
-                let embed = state.held(0, Role::Embed).at.clone();
-                let other = self.taken(value, sender, from, embed.len())?;
+                let bucket = tied(state).ok_or_else(|| unhosted(instr))?;
+                let other = self.taken(value, sender, from, state.buckets[bucket].total.len())?;
                 // input + output: addition of two commutes, so both uses have the same bits.
                 if self.mutant != Some(Mutant::TiedOneSided) || instr.chunk == 0 {
                     let state = self.chunks.get_mut(&instr.chunk).ok_or_else(|| unhosted(instr))?;
-                    kernels::add_assign(self.ctx, &mut state.total[embed], &other);
+                    kernels::add_assign(self.ctx, &mut state.buckets[bucket].total, &other);
                 }
                 self.memory.pool.give(other);
             }
@@ -165,4 +166,9 @@ impl Executor<'_> {
         self.comm.recv(value, sender, from, &mut buffer)?;
         Ok(buffer)
     }
+}
+
+/// The bucket with this chunk's use of a tied embedding.
+fn tied(state: &ChunkState) -> Option<usize> {
+    state.find(if state.chunk == 0 { Bucket::Embed } else { Bucket::Head })
 }

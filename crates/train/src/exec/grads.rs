@@ -1,14 +1,18 @@
 //! Ordered sums of gradients, and updated parameters from their owners.
 
-use fabric::ReducePlan;
-use program::{Exchange, Instr};
-use spec::tensors::Role;
+use std::collections::BTreeMap;
+use std::ops::Range;
+
+use fabric::{Group, ReducePlan};
+use program::{Bucket, Exchange, Instr};
 use spec::tree::Counter;
+use spec::{Accumulate, Grid, Run, Unit};
 
 use super::{Executor, unhosted, unit_of};
 use crate::error::TrainError;
 use crate::mutant::{self, Mutant};
 use crate::segments;
+use crate::state::ChunkState;
 
 impl Executor<'_> {
     /// Norm gradients of one unit: those of each lane summed over its slices, then onto the lane's accumulators.
@@ -16,9 +20,9 @@ impl Executor<'_> {
         let unit = unit_of(instr)?;
         let lanes = self.place.lanes(unit).len();
         let state = self.chunks.get_mut(&instr.chunk).ok_or_else(|| unhosted(instr))?;
-        state.open_cell(mutant::cell(self.mutant, state, unit.cell), lanes);
         let (places, of_lane) = segments::norm_layout(state);
         let len = lanes * of_lane;
+        state.grads.turn_to(mutant::leaf(self.mutant, state, leaf_of(&self.run.grid, unit)));
         let leaves = std::mem::take(&mut self.memory.regs.norm_leaves);
         let mut sum = Counter::new(self.place.grid_tp);
         for (cell, leaf) in self.place.cells.clone().zip(leaves) {
@@ -40,62 +44,141 @@ impl Executor<'_> {
         };
         for ((layer, role), at) in places {
             let to = state.held(layer, role).at.clone();
-            for (grads, total) in state.grads.iter_mut().zip(total.chunks_exact(of_lane)) {
-                kernels::add_assign(self.ctx, &mut grads[to.clone()], &total[at.clone()]);
+            for (lane, total) in total.chunks_exact(of_lane).enumerate() {
+                kernels::add_assign(self.ctx, state.grads.lane(lane, to.clone()), &total[at.clone()]);
             }
         }
         self.counts.units += 1;
         Ok(())
     }
 
-    /// Gradients of a chunk over the cells.
-    pub(super) fn grads(&mut self, instr: &Instr, exchange: Exchange) -> Result<(), TrainError> {
-        let state = self.chunks.get_mut(&instr.chunk).ok_or_else(|| unhosted(instr))?;
-        let mut nodes = state.take_closed(self.run.grid.leaves());
+    /// Gradients of a bucket: over the data cells, or (`AllGather`) from the owner of a part to the replicas of its shard.
+    pub(super) fn grads(&mut self, instr: &Instr, exchange: Exchange, bucket: Bucket) -> Result<(), TrainError> {
+        let (state, at) = bucket_of(&mut self.chunks, instr, bucket)?;
+        let ctx = self.ctx;
+        let add = |left: &mut [f32], right: &[f32]| kernels::add_assign(ctx, left, right);
+        let grid = &self.run.grid;
+        if exchange == Exchange::AllGather {
+            let parts =
+                relative(&state.buckets[at].plan.parts, state.buckets[at].owned.start, &self.comm.replica, self.run);
+            let mut total = state.grads.pool.take(state.buckets[at].owned.len());
+            let sum = std::mem::take(&mut state.buckets[at].sum);
+            self.comm.endpoint.all_gather(&self.comm.replica, &parts, &sum, &mut total)?;
+            state.grads.pool.give(sum);
+            state.complete(at, total, add);
+            return Ok(());
+        }
+        let mut nodes = state.take_closed(at, grid.leaves());
         let group = &self.comm.dp;
-        if group.len() == 1 {
-            state.total = nodes.pop().map(|(_, data)| data).ok_or_else(|| unhosted(instr))?;
+        let sum = if group.len() == 1 {
+            let sum = nodes.pop().map(|(_, data)| data).ok_or_else(|| unhosted(instr))?;
+            state.grads.alive.sub(sum.len());
+            sum
         } else {
-            let cells = self.run.layout.leaves(&self.run.grid);
-            let mut plan = ReducePlan { leaves: self.run.grid.leaves(), cells, parts: state.parts.clone() };
+            let plan = &state.buckets[at].plan;
+            let parts = plan.parts.iter().map(|p| vec![counted_from(plan.at.start, p)]).collect();
+            let cells = self.run.layout.leaves(grid);
+            let mut plan = ReducePlan { leaves: grid.leaves(), cells, parts };
             let mut mine: Vec<_> = nodes.iter().map(|(node, data)| (node.clone(), data.as_slice())).collect();
             mutant::leaves(self.mutant, &mut plan, &mut mine, self.place.holder);
-            let mut total = state.buffer();
-            match exchange {
-                Exchange::AllReduce => self.comm.endpoint.all_reduce(group, &plan, &mine, &mut total)?,
-                _ => {
-                    let parts = &plan.parts[self.place.holder];
-                    let mut own = self.memory.pool.take(parts.iter().map(|r| r.len()).sum());
-                    self.comm.endpoint.reduce_scatter(group, &plan, &mine, &mut own)?;
-                    let mut at = 0;
-                    for range in parts {
-                        total[range.clone()].copy_from_slice(&own[at..at + range.len()]);
-                        at += range.len();
-                    }
-                    self.memory.pool.give(own);
-                }
+            let own = plan.parts[self.place.holder][0].clone();
+            let mut sum = if exchange == Exchange::AllReduce {
+                let mut sum = state.grads.pool.take(state.buckets[at].owned.len());
+                self.comm.endpoint.all_reduce(group, &plan, &mine, &mut sum)?;
+                sum
+            } else {
+                let mut sum = state.grads.pool.take(own.len());
+                self.comm.endpoint.reduce_scatter(group, &plan, &mine, &mut sum)?;
+                sum
+            };
+            if self.mutant == Some(Mutant::LeafTwice) && exchange != Exchange::AllReduce && self.place.holder == 0 {
+                add(&mut sum, &mine[0].1[own]);
             }
-            state.total = total;
-            state.recycle(nodes.into_iter().map(|(_, data)| data));
+            state.grads.recycle(nodes.into_iter().map(|(_, data)| data));
+            sum
+        };
+        let last = grid.accumulate == Accumulate::Local || instr.unit.is_some_and(|u| u.mb + 1 == grid.microbatches);
+        let whole = self.run.layout.replicas() == 1 || exchange == Exchange::AllReduce;
+        let bucket = &mut state.buckets[at];
+        if bucket.sum.is_empty() {
+            bucket.sum = sum;
+        } else {
+            add(&mut bucket.sum, &sum);
+            state.grads.pool.give(sum);
         }
-        if let Some(output) = state.tied_output.clone() {
-            // Input + output, where this rank has both sums.
-            let embed = state.held(0, Role::Embed).at.clone();
-            let (flat, tail) = state.total.split_at_mut(output.start);
-            let (lo, hi) = (embed.start.max(state.owned.start), embed.end.min(state.owned.end));
-            if lo < hi {
-                let from = lo - embed.start..hi - embed.start;
-                kernels::add_assign(self.ctx, &mut flat[lo..hi], &tail[from]);
-            }
+        if last && whole {
+            let total = std::mem::take(&mut state.buckets[at].sum);
+            state.complete(at, total, add);
         }
         Ok(())
     }
 
-    /// Updated parameters from their owners.
-    pub(super) fn params(&mut self, instr: &Instr) -> Result<(), TrainError> {
-        let state = self.chunks.get_mut(&instr.chunk).ok_or_else(|| unhosted(instr))?;
-        let parts: Vec<_> = state.owners.iter().map(|r| vec![r.clone()]).collect();
-        self.comm.endpoint.all_gather_in_place(&self.comm.dp, &parts, &mut state.params)?;
+    /// Parameters of a bucket from their owners: updated ones, or all of it for its use.
+    pub(super) fn params(&mut self, instr: &Instr, bucket: Bucket) -> Result<(), TrainError> {
+        let (state, at) = bucket_of(&mut self.chunks, instr, bucket)?;
+        let plan = &state.buckets[at].plan;
+        let parts: Vec<_> = plan.shards.iter().map(|s| vec![counted_from(plan.at.start, s)]).collect();
+        let whole = plan.at.clone();
+        let (endpoint, group) = (&self.comm.endpoint, &self.comm.shard);
+        if !state.gathers {
+            endpoint.all_gather_in_place(group, &parts, &mut state.params[whole])?;
+            return Ok(());
+        }
+        let mut full = state.grads.pool.take(whole.len());
+        endpoint.all_gather(group, &parts, &state.buckets[at].shard, &mut full)?;
+        if self.mutant == Some(Mutant::StaleShard) {
+            let fresh = full.clone();
+            if let Some(stale) = self.stale.insert((instr.chunk, bucket), fresh) {
+                full.copy_from_slice(&stale);
+            }
+        }
+        state.put_gathered(at, full);
         Ok(())
     }
+
+    /// Frees gathered parameters.
+    pub(super) fn release(&mut self, instr: &Instr, bucket: Bucket) -> Result<(), TrainError> {
+        let (state, at) = bucket_of(&mut self.chunks, instr, bucket)?;
+        state.release(at);
+        Ok(())
+    }
+
+    /// Ends the leaf of a data cell.
+    pub(super) fn close(&mut self, instr: &Instr, cell: usize, bucket: Bucket) -> Result<(), TrainError> {
+        let unit = Unit { cell, ..leaf_of(&self.run.grid, unit_of(instr)?) };
+        let leaves: Vec<usize> = self.place.leaves(unit).collect();
+        let ctx = self.ctx;
+        let (state, at) = bucket_of(&mut self.chunks, instr, bucket)?;
+        state.close(at, unit, leaves.into_iter(), |left, right| kernels::add_assign(ctx, left, right));
+        Ok(())
+    }
+}
+
+/// What `unit` adds to: all microbatches of its cell, or it alone.
+pub(super) fn leaf_of(grid: &Grid, unit: Unit) -> Unit {
+    match grid.accumulate {
+        Accumulate::Local => Unit { mb: 0, ..unit },
+        Accumulate::Reduced => unit,
+    }
+}
+
+fn bucket_of<'s>(
+    chunks: &'s mut BTreeMap<usize, ChunkState>,
+    instr: &Instr,
+    bucket: Bucket,
+) -> Result<(&'s mut ChunkState, usize), TrainError> {
+    let state = chunks.get_mut(&instr.chunk).ok_or_else(|| unhosted(instr))?;
+    let at = state.find(bucket).ok_or_else(|| unhosted(instr))?;
+    Ok((state, at))
+}
+
+/// The parts of the members of a group of replicas, counted from the start of their shard.
+fn relative(parts: &[Range<usize>], start: usize, replicas: &Group, run: &Run) -> Vec<Vec<Range<usize>>> {
+    let part = |rank: &u32| vec![counted_from(start, &parts[run.layout.holder(run.layout.coords(*rank as usize))])];
+    replicas.ranks.iter().map(part).collect()
+}
+
+/// `range` of the flat vector, counted from `start`.
+fn counted_from(start: usize, range: &Range<usize>) -> Range<usize> {
+    range.start - start..range.end - start
 }

@@ -6,13 +6,13 @@ mod grads;
 mod record;
 mod routers;
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 use std::time::{Duration, Instant};
 
 use kernels::{Ctx, RopeTable};
-use program::{Instr, Mode, Op, Pass, Program, Segment};
+use program::{Bucket, Instr, Mode, Op, Pass, Program, Segment};
 use spec::tensors::Tensor;
 use spec::{Leaf, Run, Unit};
 
@@ -67,6 +67,8 @@ pub struct Executor<'a> {
     pub capture: Option<Vec<crate::eval::Captured>>,
     /// Writes down when instructions run, if that is wanted.
     pub recorder: Option<Recorder>,
+    /// For [`Mutant::StaleShard`]: parameters as they were last gathered.
+    stale: HashMap<(usize, Bucket), Vec<f32>>,
     rope: RopeTable,
     memory: Memory,
     /// Bytes kept for backward.
@@ -113,6 +115,7 @@ impl<'a> Executor<'a> {
             mutant: None,
             capture: None,
             recorder: None,
+            stale: HashMap::new(),
             memory: Memory::default(),
             kept: 0,
             stop,
@@ -198,12 +201,8 @@ impl<'a> Executor<'a> {
             },
             Op::Send { value, to, .. } => self.send(mode, instr, value, to)?,
             Op::Recv { value, from, .. } => self.recv(mode, instr, value, from)?,
-            Op::CloseCell { cell } => {
-                let ctx = self.ctx;
-                let leaves: Vec<usize> = self.place.leaves(Unit { cell, mb: 0 }).collect();
-                let state = self.chunks.get_mut(&instr.chunk).ok_or_else(|| unhosted(instr))?;
-                state.close_cell(cell, leaves.into_iter(), |left, right| kernels::add_assign(ctx, left, right));
-            }
+            Op::Close { cell, bucket } => self.close(instr, cell, bucket)?,
+            Op::Release(bucket) => self.release(instr, bucket)?,
             Op::Vote => {
                 let mut tally = self.tally(mode)?;
                 tally.loss = mutant::step_loss(self.mutant, tally.loss, &self.memory.losses);
@@ -220,8 +219,9 @@ impl<'a> Executor<'a> {
                         segments::move_biases(state, &self.loads, moe.bias_rate);
                     }
                 }
-                let spent = std::mem::take(&mut state.total);
-                state.recycle([spent]);
+                for bucket in &mut state.buckets {
+                    state.grads.pool.give(std::mem::take(&mut bucket.total));
+                }
             }
         }
         Ok(())
@@ -267,7 +267,8 @@ impl<'a> Executor<'a> {
         // What adds to weight gradients finds the accumulators of the unit's lanes.
         let adds = matches!(pass, Pass::Backward | Pass::BackwardWeight) || matches!(segment, Segment::Loss(_));
         if mode == Mode::Train && adds {
-            state.open_cell(mutant::cell(self.mutant, state, unit.cell), env.lanes.len());
+            let leaf = grads::leaf_of(&self.run.grid, unit);
+            state.grads.turn_to(mutant::leaf(self.mutant, state, leaf));
         }
         segments::run(&env, state, &mut self.memory, unit, pass, segment)?;
         if let (Some(capture), Segment::Logits(block)) = (&mut self.capture, segment) {

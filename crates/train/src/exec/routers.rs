@@ -6,6 +6,7 @@ use spec::Unit;
 use spec::moe::AuxScope;
 use spec::tree::Counter;
 
+use super::grads::leaf_of;
 use super::{Executor, unhosted, unit_of};
 use crate::buffers::POOLED;
 use crate::error::TrainError;
@@ -96,8 +97,8 @@ impl Executor<'_> {
     pub(super) fn slice_grads(&mut self, instr: &Instr) -> Result<(), TrainError> {
         let state = self.chunks.get_mut(&instr.chunk).ok_or_else(|| unhosted(instr))?;
         let unit = unit_of(instr)?;
-        state.open_cell(unit.cell, self.place.lanes(unit).len());
-        let leaves = state.slice_leaves();
+        let lanes = self.place.lanes(unit).len();
+        let leaves = state.take_slice_leaves(leaf_of(&self.run.grid, unit), lanes);
         let len = leaves.first().map_or(0, Vec::len);
         if len == 0 {
             return Ok(());
@@ -109,7 +110,7 @@ impl Executor<'_> {
         let nodes = sum.into_nodes();
         let group = &self.comm.tp;
         if group.len() == 1 || self.mutant == Some(Mutant::ExpertsOwnSlice) {
-            state.close_slices(&nodes[0].1);
+            state.close_slices(&nodes[0].1, lanes);
             return Ok(());
         }
         let members = group.len();
@@ -119,7 +120,7 @@ impl Executor<'_> {
         let mine: Vec<_> = nodes.iter().map(|(node, data)| (node.clone(), data.as_slice())).collect();
         let mut total = vec![0.0; len];
         self.comm.endpoint.all_reduce(group, &plan, &mine, &mut total)?;
-        state.close_slices(&total);
+        state.close_slices(&total, lanes);
         Ok(())
     }
 }

@@ -26,10 +26,10 @@ pub fn backward(env: &Env, chunk: &mut ChunkState, memory: &mut Memory, unit: Un
     let first = (place.cells.start * place.vocab_cell) as u32;
     let at = chunk.grad_range(0, Role::Embed);
     let ids = &memory.tokens[&unit].ids;
-    for (lane, grads) in chunk.grads.iter_mut().enumerate() {
+    for lane in 0..env.lanes.len() {
         let rows = env.lane_rows(lane);
         let dx = &grad.rows[rows.start * place.hidden..rows.end * place.hidden];
-        kernels::embed_backward(env.ctx, &ids[rows], dx, place.hidden, first, &mut grads[at.clone()]);
+        kernels::embed_backward(env.ctx, &ids[rows], dx, place.hidden, first, chunk.grads.lane(lane, at.clone()));
     }
     grad.release(memory);
     // Nothing lies before the embedding.

@@ -113,7 +113,7 @@ fn gradient(env: &Env, chunk: &mut ChunkState, memory: &mut Memory, unit: Unit, 
         let n = &memory.saved[&(chunk.chunk, unit)].n_head;
         let n = Mat::new(n, env.rows(), hidden).rows_range(rows.clone());
         let at = use_at.start + i * width * hidden;
-        add_weight_grad(ctx, d, n, &mut chunk.grads[lane][at..at + width * hidden]);
+        add_weight_grad(ctx, d, n, chunk.grads.lane(lane, at..at + width * hidden));
         let mut out = memory.pool.take(rows.len() * hidden);
         let w = Mat::new(chunk.param_slice(0, chunk.head_role(), i), width, hidden);
         kernels::product(ctx, d, w, MatMut::new(&mut out, rows.len(), hidden), Acc::Store);

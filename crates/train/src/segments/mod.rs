@@ -27,7 +27,7 @@ use crate::buffers::{Memory, Partials};
 use crate::error::TrainError;
 use crate::mutant::{Mutant, rotated};
 use crate::place::Place;
-use crate::state::ChunkState;
+use crate::state::{ChunkState, Grads};
 
 /// What every segment reads.
 pub struct Env<'a> {
@@ -144,10 +144,10 @@ fn linear(ctx: &Ctx, x: &[f32], rows: usize, w: &[f32], inner: usize, y: &mut [f
 }
 
 /// dw += dy^T x for a weight stored [out, in] whose accumulator stands at `at`, lane by lane; dy, x: all rows.
-fn weight_grad(env: &Env, dy: Mat, x: Mat, grads: &mut [Vec<f32>], at: Range<usize>) {
-    for (lane, grads) in grads.iter_mut().enumerate() {
+fn weight_grad(env: &Env, dy: Mat, x: Mat, grads: &mut Grads, at: Range<usize>) {
+    for lane in 0..env.lanes.len() {
         let rows = env.lane_rows(lane);
-        add_weight_grad(env.ctx, dy.rows_range(rows.clone()), x.rows_range(rows), &mut grads[at.clone()]);
+        add_weight_grad(env.ctx, dy.rows_range(rows.clone()), x.rows_range(rows), grads.lane(lane, at.clone()));
     }
 }
 

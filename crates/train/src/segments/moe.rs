@@ -6,7 +6,7 @@
 use std::ops::Range;
 
 use kernels::{Acc, Groups, Mat, MatMut, RouterShape};
-use program::Mode;
+use program::{Bucket, Mode};
 use spec::moe::{AuxScope, Scores};
 use spec::tensors::Role;
 use spec::{Leaf, Moe, Unit};
@@ -328,8 +328,11 @@ impl Balance {
 
 /// Balancing biases move by `rate` towards the mean load: up where an expert had fewer tokens, down where it had more.
 pub fn move_biases(chunk: &mut ChunkState, loads: &[Vec<u64>], rate: f64) {
-    let owned = chunk.owned.clone();
-    for held in chunk.held.iter().filter(|held| held.tensor.role == Role::RouterBias) {
+    let biases: Vec<_> = chunk.held.iter().filter(|held| held.tensor.role == Role::RouterBias).cloned().collect();
+    let Some(bucket) = chunk.find(Bucket::Norms) else { return };
+    let owned = chunk.buckets[bucket].owned.clone();
+    let (params, kept) = chunk.kept_mut(bucket);
+    for held in biases {
         let spec::tensors::Home::Layer(layer) = held.tensor.home else { continue };
         let Some(counts) = loads.get(layer) else { continue };
         let total: u64 = counts.iter().sum();
@@ -342,7 +345,7 @@ pub fn move_biases(chunk: &mut ChunkState, loads: &[Vec<u64>], rate: f64) {
                 std::cmp::Ordering::Greater => -(rate as f32),
             };
             if owned.contains(&at) {
-                chunk.params[at] += step;
+                params[at - kept.start] += step;
             }
         }
     }

@@ -1,6 +1,6 @@
 //! The end of a step: gradients over the data axis, tied gradients, ballot, vote, apply, parameters.
 
-use super::super::law::{grads_exchange, swaps_tied};
+use super::super::law::swaps_tied;
 use super::super::violation::Violation;
 use super::{Order, diagnose};
 use crate::instr::{Axis, Exchange, Instr, Mode, Value};
@@ -18,27 +18,13 @@ impl Order<'_> {
     ) {
         let train = self.step.mode == Mode::Train;
         match (value, axis, exchange) {
-            (Value::Grads, Axis::Dp, _) if train => self.grads(at, instr, exchange, bytes),
-            (Value::Params, Axis::Dp, Exchange::AllGather) if train => self.params(at, instr, bytes),
+            (Value::Grads(bucket), Axis::Dp, _) if train => self.sum(at, instr, exchange, bucket, bytes),
+            (Value::Grads(bucket), Axis::Replica, Exchange::AllGather) if train => {
+                self.spread(at, instr, bucket, bytes);
+            }
+            (Value::Params(bucket), Axis::Shard, Exchange::AllGather) => self.params(at, instr, bucket, bytes),
             (Value::Ballot, Axis::World, Exchange::AllGather) => self.ballot(at, bytes),
             _ => self.wrong(at, "no step has such an exchange"),
-        }
-    }
-
-    fn grads(&mut self, at: usize, instr: &Instr, exchange: Exchange, bytes: u64) {
-        let Some(local) = self.local_chunk(at, instr.chunk) else { return };
-        let want = grads_exchange(self.step.model, self.step.layout, instr.chunk);
-        if exchange != want {
-            return self.wrong(at, format!("with zero {} it is {want:?}", self.step.layout.zero));
-        }
-        self.want_bytes(at, bytes, self.step.sizes.grads(instr.chunk, self.step.layout.holder(self.at), exchange));
-        let chunk = &mut self.chunks[local];
-        if std::mem::replace(&mut chunk.grads, true) {
-            return self.double(at);
-        }
-        if chunk.closed < self.cells {
-            let open = self.first_cell + chunk.closed;
-            self.out_of_order(at, format!("cell {open} of the chunk is not closed"));
         }
     }
 
@@ -47,14 +33,19 @@ impl Order<'_> {
         if self.step.mode == Mode::Eval || !swaps_tied(self.step.model, self.step.layout, instr.chunk) {
             return self.wrong(at, "the chunk has no use of a tied embedding whose other use is on another rank");
         }
+        let sums = self.step.sums;
         let chunk = &self.chunks[local];
         let want = if instr.chunk == 0 { chunk.before } else { chunk.after };
         let here = want == self.program.rank;
-        self.want_bytes(at, bytes, if here { 0 } else { self.step.sizes.tied_grads() });
+        self.want_bytes(
+            at,
+            bytes,
+            if here { 0 } else { self.step.sizes.tied_grads(instr.chunk, self.step.layout.holder(self.at)) },
+        );
         let chunk = &mut self.chunks[local];
         let done = if send { &mut chunk.tied_sent } else { &mut chunk.tied_received };
         let again = std::mem::replace(done, true);
-        let summed = chunk.grads;
+        let summed = chunk.buckets.iter().all(|b| b.summed(&sums));
         // What is received is added to what is sent.
         let early = !send && !chunk.tied_sent;
         if peer != want {
@@ -82,7 +73,7 @@ impl Order<'_> {
             let units = chunk.units.iter().all(|unit| unit.broken || unit.left == 0);
             let what = if !units {
                 "units that are not through"
-            } else if train && !chunk.grads {
+            } else if train && !chunk.buckets.iter().all(|b| b.summed(&self.step.sums)) {
                 "gradients that are not summed over the data axis"
             } else if train && tied && !chunk.tied_received {
                 "tied gradients that are not received"
@@ -119,20 +110,10 @@ impl Order<'_> {
         if !self.vote {
             self.out_of_order(at, "nothing is overwritten before the vote");
         }
-    }
-
-    fn params(&mut self, at: usize, instr: &Instr, bytes: u64) {
-        let Some(local) = self.local_chunk(at, instr.chunk) else { return };
-        if self.step.layout.zero == 0 {
-            return self.wrong(at, "with zero 0 every rank updates all of its parameters");
-        }
-        self.want_bytes(at, bytes, self.step.sizes.params(instr.chunk, self.step.layout.holder(self.at)));
-        let chunk = &mut self.chunks[local];
-        if std::mem::replace(&mut chunk.params, true) {
-            return self.double(at);
-        }
-        if !chunk.applied {
-            self.out_of_order(at, "parameters are gathered after the chunk's apply");
+        if let Some(stale) = self.chunks[local].buckets.iter().find(|b| b.present) {
+            let law =
+                format!("the gathered parameters of {:?} would outlive the update: they are freed first", stale.bucket);
+            self.out_of_order(at, law);
         }
     }
 
@@ -146,17 +127,18 @@ impl Order<'_> {
                     self.violations.extend(diagnose::stream(self.program, chunk.chunk, unit, &law.dues, None));
                 }
             }
+            missing.extend(chunk.buckets.iter().filter(|b| b.present).map(|b| chunk.at("the release", b.bucket)));
             if self.step.mode == Mode::Eval {
                 continue;
             }
             let tied = swaps_tied(self.step.model, self.step.layout, chunk.chunk);
+            for bucket in &chunk.buckets {
+                missing.extend(self.lacks(chunk, bucket));
+            }
             let parts = [
-                (chunk.closed < self.cells, "the close of its last cell"),
-                (!chunk.grads, "the exchange of Grads"),
                 (tied && !chunk.tied_sent, "the send of TiedGrads"),
                 (tied && !chunk.tied_received, "the receive of TiedGrads"),
                 (!chunk.applied, "apply"),
-                (self.step.layout.zero == 1 && !chunk.params, "the gather of Params"),
             ];
             missing.extend(
                 parts.iter().filter(|(lacks, _)| *lacks).map(|(_, what)| format!("{what} for chunk {}", chunk.chunk)),

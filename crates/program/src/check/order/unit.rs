@@ -97,6 +97,9 @@ impl Order<'_> {
         if let Some(to) = due.adds {
             self.fifo(at, local, unit, law, to);
         }
+        if let Op::Compute(pass, segment) = due.op {
+            self.reads(at, local, pass, segment);
+        }
     }
 
     /// Sizes and ranks.

@@ -17,7 +17,7 @@ fn alike_positions_have_the_reports_of_all() {
         let model = testing::model(8);
         let grid = Grid::new(&model, 16, SEQ, 1, Some(4), 2).unwrap();
         let mut layout = testing::layout(&model, &grid, [dp, 2, 2], schedule, None);
-        layout.zero = zero;
+        (layout.zero, layout.shard) = (zero, if zero == 0 { 1 } else { dp });
         for mode in [Mode::Train, Mode::Eval] {
             let [all, alike] = both(&Case::new(model.clone(), grid.clone(), layout.clone(), mode));
             assert_eq!(all.unwrap(), alike.unwrap(), "dp {dp} {schedule} zero {zero} {mode:?}");
@@ -28,7 +28,7 @@ fn alike_positions_have_the_reports_of_all() {
 /// A fault in one position makes it unlike the others: it is proved itself.
 #[test]
 fn a_fault_in_one_of_many_is_found() {
-    let case = || Case::small([2, 1, 2], Schedule::OneFOneB, |_, layout| layout.zero = 1);
+    let case = || Case::small([2, 1, 2], Schedule::OneFOneB, |_, layout| (layout.zero, layout.shard) = (1, layout.dp));
     let faults: [fn(&mut Program); 3] = [
         |list| {
             list.instrs.remove(7);
@@ -38,7 +38,7 @@ fn a_fault_in_one_of_many_is_found() {
                 .instrs
                 .iter_mut()
                 .map(|i| &mut i.op)
-                .find(|op| matches!(op, Op::Collective { value: Value::Grads, .. }))
+                .find(|op| matches!(op, Op::Collective { value: Value::Grads(_), .. }))
             {
                 *bytes += 4;
             }

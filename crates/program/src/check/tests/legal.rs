@@ -1,6 +1,5 @@
 //! Other lists than those that are lowered, as good as them.
 
-use spec::Unit;
 use spec::schedule::Turn;
 
 use super::*;
@@ -52,11 +51,13 @@ fn loads_may_move_to_the_front() {
 fn a_cell_may_be_closed_late() {
     let mut case = Case::small([1, 1, 4], Schedule::ZbH1, |_, _| {});
     for program in &mut case.programs {
-        let is = |cell| move |i: &crate::Instr| i.op == Op::CloseCell { cell };
-        let first = program.instrs.iter().position(is(0)).unwrap();
-        let late = program.instrs.remove(first);
-        let last = program.instrs.iter().position(is(1)).unwrap();
-        program.instrs.insert(last, late);
+        let instrs = &mut program.instrs;
+        let closes: Vec<_> = instrs.extract_if(.., |i| matches!(i.op, Op::Close { cell: 0, .. })).collect();
+        for late in closes {
+            let Op::Close { bucket, .. } = late.op else { unreachable!("just tested") };
+            let next = instrs.iter().position(|i| i.op == Op::Close { cell: 1, bucket }).unwrap();
+            instrs.insert(next, late);
+        }
     }
     assert_legal(&case);
 }
@@ -67,7 +68,7 @@ fn reordered(case: &mut Case, order: impl Fn(usize, Vec<Task>) -> Vec<Task>) {
     case.programs = (0..case.layout.world())
         .map(|rank| {
             let at = case.layout.coords(rank);
-            let units: Vec<Unit> = case.grid.units(case.layout.cells[at.dp].clone()).collect();
+            let units = crate::buckets::slots(&case.grid, &case.layout, at);
             lowering.rank_in_order(rank, &order(rank, tasks(&case.layout, at.pp, &units)))
         })
         .collect();
@@ -111,12 +112,12 @@ fn gradients_may_leave_as_soon_as_their_chunk_is_closed() {
     for rank in 0..world {
         let last_chunk = case.layout.chunks_of(case.layout.coords(rank).pp).last().unwrap();
         let instrs = &mut case.programs[rank].instrs;
-        let of_chunk = |op: &Op| matches!(op, Op::Collective { value: Value::Grads, .. });
-        let from = instrs.iter().position(|i| of_chunk(&i.op) && i.chunk == last_chunk).unwrap();
-        let close = |op: &Op| matches!(op, Op::CloseCell { .. });
+        let grads: Vec<_> = instrs
+            .extract_if(.., |i| matches!(i.op, Op::Collective { value: Value::Grads(_), .. }) && i.chunk == last_chunk)
+            .collect();
+        let close = |op: &Op| matches!(op, Op::Close { .. });
         let to = instrs.iter().rposition(|i| close(&i.op) && i.chunk == last_chunk).unwrap() + 1;
-        let grads = instrs.remove(from);
-        instrs.insert(to, grads);
+        instrs.splice(to..to, grads);
     }
     assert_legal(&case);
 }

@@ -1,6 +1,7 @@
 //! Lists with one thing wrong: refused, and for that reason.
 
 use super::*;
+use crate::buckets::Bucket;
 use crate::instr::{Axis, Exchange, Instr, Op, Pass, Segment, Value};
 
 type Test = fn(&Op) -> bool;
@@ -56,6 +57,18 @@ macro_rules! assert_violation {
             texts.join("\n")
         );
     };
+}
+
+fn zero_1(_: &mut Model, layout: &mut Layout) {
+    (layout.zero, layout.shard) = (1, layout.dp);
+}
+
+fn is_grads(op: &Op) -> bool {
+    matches!(op, Op::Collective { value: Value::Grads(_), .. })
+}
+
+fn is_params(op: &Op) -> bool {
+    matches!(op, Op::Collective { value: Value::Params(_), .. })
 }
 
 fn one_f_one_b() -> Case {
@@ -147,7 +160,7 @@ fn backwards_of_two_units_swapped() {
 
 #[test]
 fn a_close_moved() {
-    let close: Test = |op| matches!(op, Op::CloseCell { cell: 0 });
+    let close: Test = |op| matches!(op, Op::Close { cell: 0, bucket: Bucket::Embed });
     let mut case = one_f_one_b();
     let at = case.find(0, 0, close);
     let early = case.find(0, 2, is_segment(Pass::Backward, Segment::Embed));
@@ -159,16 +172,16 @@ fn a_close_moved() {
     let mut case = one_f_one_b();
     let at = case.find(0, 0, close);
     let instr = case.instrs(0).remove(at);
-    let late = case.find(0, 0, |op| matches!(op, Op::CloseCell { cell: 1 }));
+    let late = case.find(0, 0, |op| matches!(op, Op::Close { cell: 1, bucket: Bucket::Embed }));
     case.instrs(0).insert(late + 1, instr);
     let found = case.refused();
     assert_violation!(found, Violation::OutOfOrder { .. }, "cells are closed in ascending order");
 
     let mut case = one_f_one_b();
-    case.drop_all(|i| matches!(i.op, Op::CloseCell { cell: 1 }) && i.chunk == 2);
+    case.drop_all(|i| matches!(i.op, Op::Close { cell: 1, .. }) && i.chunk == 2);
     let found = case.refused();
     assert_violation!(found, Violation::OutOfOrder { .. }, "cell 1 of the chunk is not closed");
-    assert_violation!(found, Violation::MissingAtEnd { .. }, "close of its last cell for chunk 2");
+    assert_violation!(found, Violation::MissingAtEnd { .. }, "close of its last cell of Layer(4) for chunk 2");
 }
 
 #[test]
@@ -196,7 +209,7 @@ fn the_end_of_the_step_out_of_order() {
     assert_violation!(found, Violation::OutOfOrder { .. }, "nothing is overwritten before the vote");
 
     let mut case = one_f_one_b();
-    let (g, b) = (case.find(3, 0, is_value(Value::Grads)), case.find(3, 0, is_value(Value::Ballot)));
+    let (g, b) = (case.find(3, 0, is_grads), case.find(3, 0, is_value(Value::Ballot)));
     case.instrs(3).swap(g, b);
     assert_violation!(case.refused(), Violation::OutOfOrder { .. }, "gradients that are not summed");
 
@@ -212,27 +225,32 @@ fn the_end_of_the_step_out_of_order() {
 
 #[test]
 fn parameters_gathered_exactly_with_zero_1() {
-    let mut case = Case::small([2, 1, 2], Schedule::OneFOneB, |_, layout| layout.zero = 1);
-    case.drop_all(|i| is_value(Value::Params)(&i.op) && i.chunk == 1);
+    let mut case = Case::small([2, 1, 2], Schedule::OneFOneB, zero_1);
+    case.drop_all(|i| is_params(&i.op) && i.chunk == 1);
     let found = case.refused();
-    assert_eq!(found.len(), 2, "{found:?}");
-    assert_violation!(found, Violation::MissingAtEnd { .. }, "the gather of Params for chunk 1");
+    assert_eq!(found.len(), 2 * 6, "{found:?}");
+    assert_violation!(found, Violation::MissingAtEnd { .. }, "the gather of Params of Layer(7) for chunk 1");
 
     // On one rank only, the other one waits for it.
-    let mut case = Case::small([2, 1, 2], Schedule::OneFOneB, |_, layout| layout.zero = 1);
-    let at = case.find(3, 0, is_value(Value::Params));
+    let mut case = Case::small([2, 1, 2], Schedule::OneFOneB, zero_1);
+    let at = case.find(3, 5, is_params);
     case.instrs(3).remove(at);
     let found = case.refused();
     assert_violation!(found, Violation::Deadlock { .. }, "for rank 3 in the end, whose list has ended");
 
     let mut case = Case::small([2, 1, 2], Schedule::OneFOneB, |_, _| {});
-    let params = Op::Collective { exchange: Exchange::AllGather, value: Value::Params, axis: Axis::Dp, bytes: 0 };
+    let params = Op::Collective {
+        exchange: Exchange::AllGather,
+        value: Value::Params(Bucket::Embed),
+        axis: Axis::Shard,
+        bytes: 0,
+    };
     case.instrs(0).push(Instr { op: params, chunk: 0, unit: None });
     assert_violation!(case.refused(), Violation::Wrong { .. }, "with zero 0");
 
-    let mut case = Case::small([2, 1, 2], Schedule::OneFOneB, |_, layout| layout.zero = 1);
+    let mut case = Case::small([2, 1, 2], Schedule::OneFOneB, zero_1);
     for rank in 0..4 {
-        let at = case.find(rank, 0, is_value(Value::Grads));
+        let at = case.find(rank, 0, is_grads);
         let Op::Collective { exchange, .. } = &mut case.instrs(rank)[at].op else { panic!("a collective") };
         *exchange = Exchange::AllReduce;
     }
@@ -339,7 +357,7 @@ fn work_that_is_not_this_ranks() {
     assert_violation!(case.refused(), Violation::Wrong { .. }, "does not host cell 1");
 
     let mut case = one_f_one_b();
-    case.drop_all(|i| i.unit == Some(spec::Unit { cell: 1, mb: 3 }) && !matches!(i.op, Op::CloseCell { .. }));
+    case.drop_all(|i| i.unit == Some(spec::Unit { cell: 1, mb: 3 }) && !matches!(i.op, Op::Close { .. }));
     let found = case.refused();
     assert_violation!(found, Violation::MissingAtEnd { .. }, "chunk 2 of cell 1 mb 3");
     assert_violation!(found, Violation::OutOfOrder { .. }, "mb 3 of the cell has yet to add");
@@ -396,4 +414,92 @@ fn lists_of_another_world() {
     assert_violation!(case.refused(), Violation::Rank { .. }, "program number 2 is that of rank 3");
     case.programs.pop();
     assert_violation!(case.refused(), Violation::Programs { .. }, "8 ranks");
+}
+
+/// 2 data cells of 2 microbatches on 2 x 2 ranks, everything sharded.
+fn sharded(zero: usize) -> Case {
+    let model = testing::model(4);
+    let grid = Grid { accumulate: spec::Accumulate::Reduced, ..Grid::new(&model, 4, SEQ, 1, Some(2), 1).unwrap() };
+    let mut layout = testing::layout(&model, &grid, [2, 1, 2], Schedule::OneFOneB, None);
+    (layout.zero, layout.shard) = (zero, 2);
+    Case::new(model, grid, layout, Mode::Train)
+}
+
+#[test]
+fn parameters_read_before_they_are_gathered() {
+    let gather: Test = |op| matches!(op, Op::Collective { value: Value::Params(Bucket::Layer(1)), .. });
+    let mut case = sharded(3);
+    assert!(case.check().is_ok());
+    for rank in [0, 2] {
+        let at = case.find(rank, 0, gather);
+        let late = case.find(rank, 0, is_segment(Pass::Forward, Segment::Attn(1)));
+        let instr = case.instrs(rank).remove(at);
+        case.instrs(rank).insert(late, instr);
+    }
+    let found = case.refused();
+    assert_eq!(found.len(), 2, "{found:?}");
+    assert_violation!(found, Violation::Missing { .. }, "the gather of the parameters of Layer(1)");
+
+    // Freed after the forward, and not gathered again for the backward.
+    let mut case = sharded(3);
+    for rank in [0, 2] {
+        let at = case.find(rank, 2, gather);
+        case.instrs(rank).remove(at);
+    }
+    assert_violation!(case.refused(), Violation::Missing { .. }, "backward Mlp(1)");
+}
+
+#[test]
+fn gathered_parameters_that_outlive_the_update() {
+    let mut case = sharded(3);
+    for rank in 0..4 {
+        let bucket = Bucket::Layer(if rank % 2 == 0 { 0 } else { 2 });
+        let at = case.programs[rank].instrs.iter().rposition(|i| i.op == Op::Release(bucket)).unwrap();
+        case.instrs(rank).remove(at);
+    }
+    let found = case.refused();
+    assert_violation!(
+        found,
+        Violation::OutOfOrder { .. },
+        "the gathered parameters of Layer(0) would outlive the update"
+    );
+    assert_violation!(found, Violation::MissingAtEnd { .. }, "the release of Layer(2) for chunk 1");
+
+    let mut case = sharded(3);
+    let at = case.find(0, 0, |op| *op == Op::Release(Bucket::Embed));
+    let twice = case.instrs(0)[at];
+    case.instrs(0).insert(at, twice);
+    assert_violation!(case.refused(), Violation::Wrong { .. }, "the parameters of Embed are not gathered");
+}
+
+#[test]
+fn a_sum_before_the_last_cell_has_added() {
+    for zero in [2, 3] {
+        let sum: Test = |op| matches!(op, Op::Collective { value: Value::Grads(Bucket::Layer(1)), .. });
+        let mut case = sharded(zero);
+        for rank in [0, 2] {
+            let at = case.find(rank, 0, sum);
+            let early = case.find(rank, 0, is_segment(Pass::Backward, Segment::Attn(1)));
+            let instr = case.instrs(rank).remove(at);
+            case.instrs(rank).insert(early, instr);
+        }
+        let found = case.refused();
+        assert_violation!(found, Violation::OutOfOrder { .. }, "cell 0 of the chunk is not closed in mb 0");
+        assert_violation!(found, Violation::OutOfOrder { .. }, "cell 1 of the chunk is not closed in mb 0");
+
+        // Both microbatches of a cell as leaves of one sum.
+        let mut case = sharded(zero);
+        for rank in [0, 2] {
+            let at = case.find(rank, 0, sum);
+            let late = case.find(rank, 1, sum);
+            let instr = case.instrs(rank).remove(at);
+            case.instrs(rank).insert(late - 1, instr);
+        }
+        let found = case.refused();
+        assert_violation!(found, Violation::OutOfOrder { .. }, "the sum over cells of mb 0 has not been taken");
+
+        let mut case = sharded(zero);
+        case.drop_all(|i| sum(&i.op) && i.unit.is_some_and(|u| u.mb == 1));
+        assert_violation!(case.refused(), Violation::MissingAtEnd { .. }, "the exchange of Grads of Layer(1)");
+    }
 }

@@ -2,8 +2,10 @@
 
 use proptest::prelude::*;
 use spec::layout::LayoutRequest;
+use spec::{Accumulate, Reshard};
 
 use super::*;
+use crate::buckets::ChunkPlan;
 use crate::instr::Exchange;
 
 /// `parts` positive numbers that add up to `total`, from any `seed`.
@@ -34,23 +36,29 @@ prop_compose! {
             Just(Schedule::ZbV),
             Just(Schedule::DualPipeV)
         ],
-        zero in 0usize..2,
-        flags in any::<[bool; 3]>(),
+        zero in 0usize..4,
+        flags in any::<[bool; 5]>(),
         dp_seed in 0usize..6,
         seed in proptest::collection::vec(0usize..100, 8),
         eval in prop::bool::weighted(0.2),
     ) -> Case {
-        let [tied, qk_norm, even] = flags;
+        let [tied, qk_norm, even, reduced, keep] = flags;
         let each = if schedule == Schedule::Interleaved { vpp } else { schedule.chunks().0 };
         let chunks = pp * if pp > 1 { each } else { 1 };
         let model = Model { tied, qk_norm, ..testing::model(chunks + extra_layers) };
         let batch = grid_dp * microbatches * microbatch;
         let grid = Grid::new(&model, batch, SEQ, microbatch, Some(grid_dp), grid_tp).unwrap();
         let grid = grid.with_context(1 << grid_cp_doublings, SEQ).unwrap();
+        let reduced = reduced || (zero > 1 && microbatches > 1);
+        let grid = Grid { accumulate: if reduced { Accumulate::Reduced } else { Accumulate::Local }, ..grid };
         let (dp, tp) = (1 + dp_seed % grid_dp, grid_tp >> tp_halvings.min(grid_tp.ilog2() as usize));
+        let holders = dp << cp_doublings;
+        let shards: Vec<usize> = (1..=holders).filter(|n| holders.is_multiple_of(*n)).collect();
         let request = LayoutRequest {
             zero,
             cp: 1 << cp_doublings,
+            shard: (zero > 0).then(|| shards[seed[0] % shards.len()]),
+            reshard: if keep { Reshard::AfterBackward } else { Reshard::Always },
             vpp: (schedule == Schedule::Interleaved && pp > 1).then_some(vpp),
             cells: (!even).then(|| uneven(grid_dp, dp, &seed)),
             stages: (!even).then(|| uneven(model.layers, chunks, &seed)),
@@ -113,12 +121,22 @@ proptest! {
         prop_assert_eq!(sizes.keys() * cp, keys * (cp - 1));
         prop_assert_eq!(sizes.key_grads(0) * cp, keys * (cp - 1));
         for chunk in 0..layout.chunks() {
-            let held: usize = crate::state::slice_lens(model, grid, layout, chunk).iter().sum();
-            let params: u64 = (0..layout.holders()).map(|i| sizes.params(chunk, i)).sum();
-            prop_assert_eq!(params, 4 * held as u64 * (holders - 1));
-            let gather: u64 = (0..layout.holders()).map(|i| sizes.grads(chunk, i, Exchange::AllGather)).sum();
+            let plan = ChunkPlan::new(model, grid, layout, chunk);
+            let (shard, replicas) = (layout.shard as u64, layout.replicas() as u64);
+            for (bucket, b) in plan.buckets.iter().map(|b| (b.bucket, b)) {
+                let len = 4 * b.at.len() as u64;
+                let over = |of: &dyn Fn(usize) -> u64| (0..layout.holders()).map(of).sum::<u64>();
+                let params = over(&|i| sizes.params(chunk, bucket, i));
+                prop_assert_eq!(params, if b.parameters { replicas * len * (shard - 1) } else { 0 });
+                let spread = over(&|i| sizes.grads(chunk, bucket, i, Exchange::AllGather));
+                prop_assert_eq!(spread, len * (replicas - 1));
+                if grid.leaves() == layout.holders() {
+                    let sums = over(&|i| sizes.grads(chunk, bucket, i, Exchange::ReduceScatter));
+                    prop_assert_eq!(sums, len * (holders - 1));
+                }
+            }
             let twice = if model.tied && layout.pp == 1 { model.vocab_padded() / layout.tp * model.hidden } else { 0 };
-            prop_assert_eq!(gather, 4 * (held + twice) as u64 * (holders - 1));
+            prop_assert_eq!(plan.gradients, plan.parameters + twice);
             let norms: u64 = (0..layout.tp).map(|i| sizes.norm_grads(chunk, i)).sum();
             let lanes = (grid.cp / layout.cp) as u64;
             let want = 4 * lanes * crate::state::norm_elements(model, layout, chunk) as u64;

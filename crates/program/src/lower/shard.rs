@@ -1,0 +1,207 @@
+//! The data axis: parameters gathered for their use, gradients on their way to their owners.
+
+use std::collections::HashMap;
+
+use spec::schedule::Turn;
+use spec::{Layout, Model, Reshard};
+
+use super::{List, Lowering};
+use crate::buckets::{Bucket, head_parameters, leave_early, rounds};
+use crate::instr::{Axis, Exchange, Mode, Op, Value};
+use crate::schedule::Task;
+use crate::state::tied_apart;
+
+/// The buckets whose parameters `task` reads, in order, without [`Bucket::Norms`], which all of it reads.
+fn reads(model: &Model, layout: &Layout, mode: Mode, task: &Task) -> Vec<Bucket> {
+    let chunk = task.chunk;
+    let experts = |l| model.moe.as_ref().map(|_| Bucket::Experts(l));
+    let layers = layout.stages[chunk].clone().flat_map(|l| [Some(Bucket::Layer(l)), experts(l)]).flatten();
+    let head = (chunk + 1 == layout.chunks()).then(|| head_parameters(model, layout));
+    match task.turn {
+        Turn::Forward => {
+            let embed = (chunk == 0).then_some(Bucket::Embed);
+            // In training the head opens the backward.
+            embed.into_iter().chain(layers).chain(head.filter(|_| mode == Mode::Eval)).collect()
+        }
+        Turn::Backward | Turn::BackwardInput if mode == Mode::Train => {
+            let layers: Vec<Bucket> = layers.collect();
+            head.into_iter().chain(layers.into_iter().rev()).collect()
+        }
+        // Gradients of weights need activations, not weights.
+        _ => Vec::new(),
+    }
+}
+
+/// Which parameters are gathered and freed in the task at hand.
+pub(super) struct Reading {
+    /// The buckets of the task in the order of their use, and how many of them came.
+    order: Vec<Bucket>,
+    came: usize,
+    /// The task's place among all.
+    task: usize,
+    /// First and last task that uses a bucket of a chunk; empty: every task gathers and frees.
+    kept: HashMap<(usize, Bucket), (usize, usize)>,
+}
+
+impl Reading {
+    pub(super) fn new(with: &Lowering, tasks: &[Task]) -> Self {
+        let mut kept = HashMap::new();
+        if with.mode == Mode::Train && with.layout.reshard == Reshard::AfterBackward {
+            for (number, task) in tasks.iter().enumerate() {
+                let read = reads(with.model, with.layout, with.mode, task);
+                let norms = (!read.is_empty()).then_some(Bucket::Norms);
+                for bucket in read.into_iter().chain(norms) {
+                    kept.entry((task.chunk, bucket)).or_insert((number, number)).1 = number;
+                }
+            }
+        }
+        Self { order: Vec::new(), came: 0, task: 0, kept }
+    }
+}
+
+impl List<'_> {
+    /// False in a slot without a data cell: see [`crate::buckets::slots`].
+    pub(super) fn works(&self) -> bool {
+        self.unit.is_none_or(|unit| self.with.layout.cells[self.at.dp].contains(&unit.cell))
+    }
+
+    fn holder(&self) -> usize {
+        self.with.layout.holder(self.at)
+    }
+
+    fn sharded_parameters(&self) -> bool {
+        self.with.layout.zero == 3
+    }
+
+    /// Opens a task: the parameters that it reads first are gathered.
+    pub(super) fn begin(&mut self, number: usize, task: &Task) {
+        if !self.sharded_parameters() {
+            return;
+        }
+        self.reading.task = number;
+        self.reading.came = 0;
+        self.reading.order = reads(self.with.model, self.with.layout, self.with.mode, task);
+        if let Some(&first) = self.reading.order.first() {
+            self.gather_parameters(Bucket::Norms);
+            self.gather_parameters(first);
+        }
+    }
+
+    /// Closes it.
+    pub(super) fn end(&mut self) {
+        if self.sharded_parameters() && !self.reading.order.is_empty() {
+            self.release(Bucket::Norms);
+        }
+    }
+
+    /// `work`, which reads the parameters of `bucket`, if this rank has the unit. The next bucket is on its way meanwhile.
+    pub(super) fn bucket(&mut self, bucket: Bucket, work: impl FnOnce(&mut Self)) {
+        let sharded = self.sharded_parameters();
+        let bucket = if bucket == Bucket::Head { head_parameters(self.with.model, self.with.layout) } else { bucket };
+        if sharded {
+            debug_assert_eq!(self.reading.order[self.reading.came], bucket);
+            self.reading.came += 1;
+            if let Some(next) = self.reading.order.get(self.reading.came) {
+                self.gather_parameters(*next);
+            }
+        }
+        if self.works() {
+            work(self);
+        }
+        if sharded {
+            self.release(bucket);
+        }
+    }
+
+    fn gather_parameters(&mut self, bucket: Bucket) {
+        let kept = self.reading.kept.get(&(self.chunk, bucket));
+        if kept.is_none_or(|(first, _)| *first == self.reading.task) {
+            let bytes = self.with.sizes.params(self.chunk, bucket, self.holder());
+            self.collective(Exchange::AllGather, Value::Params(bucket), Axis::Shard, bytes);
+        }
+    }
+
+    fn release(&mut self, bucket: Bucket) {
+        let kept = self.reading.kept.get(&(self.chunk, bucket));
+        if kept.is_none_or(|(_, last)| *last == self.reading.task) {
+            self.push(Op::Release(bucket));
+        }
+    }
+
+    /// The unit has added to the gradient of `bucket`: the end of a cell's leaf, and where gradients leave early and this
+    /// is the last slot of the microbatch, its sum over the cells.
+    pub(super) fn complete(&mut self, bucket: Bucket) {
+        let Lowering { grid, layout, .. } = self.with;
+        let unit = self.unit.expect("a task has a unit");
+        if self.works() && grid.completes(unit) {
+            self.push(Op::Close { cell: unit.cell, bucket });
+        }
+        let last = unit.cell - layout.cells[self.at.dp].start + 1 == rounds(layout);
+        if leave_early(grid, layout) && last {
+            self.sum(bucket, Exchange::ReduceScatter);
+        }
+    }
+
+    fn sum(&mut self, bucket: Bucket, exchange: Exchange) {
+        let axis = if exchange == Exchange::AllGather { Axis::Replica } else { Axis::Dp };
+        let bytes = self.with.sizes.grads(self.chunk, bucket, self.holder(), exchange);
+        self.collective(exchange, Value::Grads(bucket), axis, bytes);
+    }
+
+    /// The sums over the data cells that have not left yet; then, where shards have replicas, to these.
+    pub(super) fn sums(&mut self) {
+        let Lowering { grid, layout, sizes, .. } = self.with;
+        for chunk in layout.chunks_of(self.at.pp) {
+            self.chunk = chunk;
+            for bucket in sizes.buckets(chunk) {
+                match (leave_early(grid, layout), layout.zero) {
+                    (false, 0) => self.sum(bucket, Exchange::AllReduce),
+                    (false, _) => self.sum(bucket, Exchange::ReduceScatter),
+                    (true, _) => {}
+                }
+            }
+        }
+        if layout.replicas() == 1 || (layout.zero == 0 && !leave_early(grid, layout)) {
+            return;
+        }
+        for chunk in layout.chunks_of(self.at.pp) {
+            self.chunk = chunk;
+            sizes.buckets(chunk).for_each(|bucket| self.sum(bucket, Exchange::AllGather));
+        }
+    }
+
+    /// The sums of the two uses of a tied embedding, between owners of the same elements.
+    pub(super) fn swap_tied(&mut self) {
+        let Lowering { model, layout, sizes, .. } = self.with;
+        if !tied_apart(model, layout) {
+            return;
+        }
+        // Both chunks may lie on this rank: it sends before it receives.
+        let last = layout.chunks() - 1;
+        let here = |(here, _): &(usize, usize)| layout.chunk_pp(*here) == self.at.pp;
+        let uses: Vec<_> = [(0, last), (last, 0)].into_iter().filter(here).collect();
+        for &(here, there) in &uses {
+            self.chunk = here;
+            self.send(Value::TiedGrads, there, sizes.tied_grads(here, self.holder()));
+        }
+        for &(here, there) in &uses {
+            self.chunk = here;
+            self.recv(Value::TiedGrads, there, sizes.tied_grads(here, self.holder()));
+        }
+    }
+
+    /// Updated parameters to all that keep them whole.
+    pub(super) fn updated_parameters(&mut self) {
+        let Lowering { layout, sizes, .. } = self.with;
+        if !matches!(layout.zero, 1 | 2) {
+            return;
+        }
+        for chunk in layout.chunks_of(self.at.pp) {
+            self.chunk = chunk;
+            for bucket in sizes.buckets(chunk).filter(|b| sizes.has_parameters(chunk, *b)) {
+                let bytes = sizes.params(chunk, bucket, self.holder());
+                self.collective(Exchange::AllGather, Value::Params(bucket), Axis::Shard, bytes);
+            }
+        }
+    }
+}

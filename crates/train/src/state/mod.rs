@@ -1,0 +1,401 @@
+//! The state of one rank: parameters, gradient accumulators and optimizer moments of its chunks.
+
+mod flat;
+
+use std::collections::BTreeMap;
+use std::ops::Range;
+
+use program::buckets::{Bucket, BucketPlan, ChunkPlan};
+use spec::tensors::{Cut, Role, STATE_CHUNK, Tensor};
+use spec::tree::Counter;
+use spec::{Run, Unit};
+
+pub use flat::{Flat, Grads};
+
+use crate::place::Place;
+
+/// One tensor as a rank holds it: the hosted slices, one after the other, in the chunk's flat vectors.
+#[derive(Debug, Clone)]
+pub struct Held {
+    /// The tensor.
+    pub tensor: Tensor,
+    /// Its index in canonical order.
+    pub index: usize,
+    /// Where its hosted slices stand in the flat vector.
+    pub at: Range<usize>,
+    /// The hosted slices.
+    pub slices: Range<usize>,
+    /// Elements of one slice.
+    pub slice_len: usize,
+    /// False for the second copy of a tied matrix: it is not counted, hashed as a replica and never written.
+    pub counts: bool,
+}
+
+impl Held {
+    /// Where hosted slice number `i` stands in the flat vector.
+    pub fn slice(&self, i: usize) -> Range<usize> {
+        let first = self.at.start + i * self.slice_len;
+        first..first + self.slice_len
+    }
+
+    /// The pieces of `range` (of the flat vector) in this tensor: (slice, elements of the slice, where in the flat vector).
+    pub fn pieces(&self, range: &Range<usize>) -> impl Iterator<Item = (usize, Range<usize>, Range<usize>)> + '_ {
+        let range = range.clone();
+        self.slices.clone().enumerate().filter_map(move |(i, slice)| {
+            let whole = self.slice(i);
+            let (lo, hi) = (range.start.max(whole.start), range.end.min(whole.end));
+            (lo < hi).then(|| (slice, lo - whole.start..hi - whole.start, lo..hi))
+        })
+    }
+}
+
+/// One bucket of a chunk: what this rank keeps of it between instructions.
+#[derive(Debug)]
+pub struct BucketState {
+    /// Which elements, and who owns and sums what.
+    pub plan: BucketPlan,
+    /// Elements of the flat vector whose optimizer state lives here.
+    pub owned: Range<usize>,
+    /// Elements that this rank sums over the data cells, speaks for in the vote, and writes.
+    pub part: Range<usize>,
+    /// The parameters in `owned`, if the others are gathered for their use only (zero 3).
+    pub shard: Vec<f32>,
+    /// First moments of the elements in `owned`.
+    pub moment1: Vec<f32>,
+    /// Second moments, likewise.
+    pub moment2: Vec<f32>,
+    /// Finished cells, as subtrees; each has the whole bucket.
+    pub closed: Counter<Vec<f32>>,
+    /// Sums over the data cells of the microbatches so far, of the elements in `part`; empty: none yet.
+    pub sum: Vec<f32>,
+    /// The gradients of the step, of the elements in `owned`; empty until they are complete.
+    pub total: Vec<f32>,
+}
+
+/// Elements that are held beyond parameters and optimizer state, now and at most.
+#[derive(Debug, Clone, Copy, Default)]
+pub struct Alive {
+    now: usize,
+    /// Most at once.
+    pub peak: usize,
+}
+
+/// One chunk of layers on one rank. All flat vectors have the tensors of `held` in order, which is by bucket.
+#[derive(Debug)]
+pub struct ChunkState {
+    /// The chunk.
+    pub chunk: usize,
+    /// Its tensors.
+    pub held: Vec<Held>,
+    /// Place of each (layer, role) in `held`; layer-less tensors stand at layer 0.
+    index: BTreeMap<(usize, Role), usize>,
+    /// Its buckets, in the order of the flat vector.
+    pub buckets: Vec<BucketState>,
+    /// Parameters; with zero 3 of the buckets that are gathered.
+    pub params: Flat,
+    /// Gradient accumulators of the cells under way: the flat vector, then (tied, one copy)
+    /// the output use of the embedding.
+    pub grads: Grads,
+    /// Parameters are gathered for their use and freed (zero 3).
+    pub gathers: bool,
+    /// Where the output use of a tied embedding stands in `grads`.
+    tied_output: Option<Range<usize>>,
+    /// Where the gradient of each tensor that has a leaf per slice stands in `slices`; empty with one tensor cell.
+    slice_at: BTreeMap<(usize, Role), Range<usize>>,
+    /// With several tensor cells, the accumulators of those tensors: a vector per hosted cell, together one more bucket
+    /// behind the others in `grads`.
+    slices: Vec<Range<usize>>,
+    /// Gathered parameters.
+    pub gathered: Alive,
+}
+
+/// (layer, role) with the layer of layer-less tensors set to 0.
+fn slot(tensor: &Tensor) -> (usize, Role) {
+    match tensor.home {
+        spec::tensors::Home::Layer(layer) => (layer, tensor.role),
+        _ => (0, tensor.role),
+    }
+}
+
+impl ChunkState {
+    /// Allocates the state of `chunk` on the rank at `place`; parameters are zero until filled.
+    pub fn new(run: &Run, place: &Place, chunk: usize) -> Self {
+        let layout = &run.layout;
+        let plan = ChunkPlan::new(&run.model, &run.grid, layout, chunk);
+        let canonical = spec::tensors::tensors(&run.model);
+        let mut held: Vec<Held> = Vec::new();
+        let mut at = 0;
+        for tensor in plan.tensors {
+            let index = canonical.iter().position(|t| t.name == tensor.name).expect("a chunk holds canonical tensors");
+            let slices = if tensor.cut == Cut::Whole { 0..1 } else { place.cells.clone() };
+            let slice_len = tensor.slice_len(place.grid_tp);
+            let len = slices.len() * slice_len;
+            let second_copy = tensor.role == Role::Embed && chunk > 0;
+            held.push(Held { tensor, index, at: at..at + len, slices, slice_len, counts: !second_copy });
+            at += len;
+        }
+        let index = held.iter().enumerate().map(|(i, h)| (slot(&h.tensor), i)).collect();
+        let gathers = layout.zero == 3;
+        let tied_output = plan.buckets.iter().find(|b| !b.parameters).map(|b| b.at.clone());
+        let mut slice_at = BTreeMap::new();
+        if place.grid_tp > 1 {
+            let mut at = 0;
+            for h in held.iter().filter(|h| h.tensor.role.is_per_slice()) {
+                slice_at.insert(slot(&h.tensor), at..at + h.at.len());
+                at += h.at.len();
+            }
+        }
+        let (end, each) = (plan.gradients, slice_at.values().map(|at: &Range<usize>| at.end).max().unwrap_or(0));
+        let slices = (0..place.num_cells()).map(|i| end + i * each..end + (i + 1) * each).collect();
+        let mut starts: Vec<usize> = plan.buckets.iter().map(|b| b.at.start).chain([end]).collect();
+        let mut params = Flat::new(&starts);
+        if each > 0 {
+            starts.push(end + place.num_cells() * each);
+        }
+        let grads = Grads::new(&starts);
+        let buckets = plan.buckets.into_iter().enumerate().map(|(i, plan)| {
+            let owned = plan.owned(layout, place.holder);
+            let kept = if plan.parameters { owned.len() } else { 0 };
+            if plan.parameters && !gathers {
+                params.put(i, vec![0.0; plan.at.len()]);
+            }
+            BucketState {
+                part: plan.parts[place.holder].clone(),
+                shard: vec![0.0; if gathers { kept } else { 0 }],
+                moment1: vec![0.0; kept],
+                moment2: vec![0.0; kept],
+                closed: Counter::new(run.grid.leaves()),
+                sum: Vec::new(),
+                total: Vec::new(),
+                owned,
+                plan,
+            }
+        });
+        let buckets = buckets.collect();
+        let gathered = Alive::default();
+        Self { chunk, held, index, buckets, params, grads, gathers, tied_output, slice_at, slices, gathered }
+    }
+
+    /// The tensor with `role` in `layer` (0 for those outside of the layers).
+    pub fn held(&self, layer: usize, role: Role) -> &Held {
+        &self.held[self.index[&(layer, role)]]
+    }
+
+    /// The hosted parameters of a tensor.
+    pub fn param(&self, layer: usize, role: Role) -> &[f32] {
+        &self.params[self.held(layer, role).at.clone()]
+    }
+
+    /// The hosted parameters of slice number `i` of a tensor.
+    pub fn param_slice(&self, layer: usize, role: Role, i: usize) -> &[f32] {
+        &self.params[self.held(layer, role).slice(i)]
+    }
+
+    /// Where the accumulator of a tensor's use stands in `grads`.
+    pub fn grad_range(&self, layer: usize, role: Role) -> Range<usize> {
+        match (role, &self.tied_output) {
+            // The output use of a tied matrix: apart, or the second copy.
+            (Role::LmHead, Some(output)) => output.clone(),
+            (Role::LmHead, None) => self.held(0, self.head_role()).at.clone(),
+            _ => self.held(layer, role).at.clone(),
+        }
+    }
+
+    /// The accumulator of lane `lane` and hosted tensor cell `i` of a tensor that has a leaf per slice.
+    pub fn slice_grad(&mut self, (lane, i): (usize, usize), layer: usize, role: Role) -> &mut [f32] {
+        if self.slice_at.is_empty() {
+            let at = self.held(layer, role).at.clone();
+            return self.grads.lane(lane, at);
+        }
+        let (slice, at) = (self.slices[i].start, &self.slice_at[&(layer, role)]);
+        self.grads.lane(lane, slice + at.start..slice + at.end)
+    }
+
+    /// Takes the leaves of the tensors that have one per slice, by hosted tensor cell, the `lanes` of `unit` side by
+    /// side; empty vectors with one tensor cell.
+    pub fn take_slice_leaves(&mut self, unit: Unit, lanes: usize) -> Vec<Vec<f32>> {
+        let Some(start) = self.slices.first().filter(|slice| !slice.is_empty()).map(|slice| slice.start) else {
+            return vec![Vec::new(); self.slices.len()];
+        };
+        let mut leaves = vec![Vec::new(); self.slices.len()];
+        for lane in 0..lanes {
+            let all = self.grads.take(unit, lane, self.buckets.len());
+            for (leaf, slice) in leaves.iter_mut().zip(&self.slices) {
+                leaf.extend_from_slice(&all[slice.start - start..slice.end - start]);
+            }
+            self.grads.recycle([all]);
+        }
+        leaves
+    }
+
+    /// Puts the sums over the slices, `lanes` side by side, into the accumulators of the unit at hand.
+    pub fn close_slices(&mut self, total: &[f32], lanes: usize) {
+        for (lane, total) in total.chunks_exact(total.len() / lanes).enumerate() {
+            for (key, at) in &self.slice_at {
+                let to = self.held[self.index[key]].at.clone();
+                self.grads.lane(lane, to).copy_from_slice(&total[at.clone()]);
+            }
+        }
+    }
+
+    /// The role under which this chunk holds the output projection.
+    pub fn head_role(&self) -> Role {
+        if self.index.contains_key(&(0, Role::LmHead)) { Role::LmHead } else { Role::Embed }
+    }
+
+    /// The index of a bucket.
+    pub fn find(&self, bucket: Bucket) -> Option<usize> {
+        self.buckets.iter().position(|b| b.plan.bucket == bucket)
+    }
+
+    /// Ends bucket number `bucket` of `unit`: the gradients of its lanes, the leaves `leaves` (ascending), join the tree
+    /// over the cells.
+    pub fn close(
+        &mut self,
+        bucket: usize,
+        unit: Unit,
+        leaves: impl Iterator<Item = usize>,
+        mut add: impl FnMut(&mut Vec<f32>, &Vec<f32>),
+    ) {
+        for (lane, leaf) in leaves.enumerate() {
+            let done = self.grads.take(unit, lane, bucket);
+            let spent = self.buckets[bucket].closed.push(leaf..leaf + 1, done, &mut add);
+            self.grads.recycle(spent);
+        }
+    }
+
+    /// Takes the finished subtrees of a bucket and leaves an empty sum over `leaves`.
+    pub fn take_closed(&mut self, bucket: usize, leaves: usize) -> Vec<(Range<usize>, Vec<f32>)> {
+        std::mem::replace(&mut self.buckets[bucket].closed, Counter::new(leaves)).into_nodes()
+    }
+
+    /// The gradients of the step in bucket number `bucket` are complete. Where this rank has the sums of both uses of a
+    /// tied embedding, they are input + output.
+    pub fn complete(&mut self, bucket: usize, total: Vec<f32>, add: impl FnOnce(&mut [f32], &[f32])) {
+        self.buckets[bucket].total = total;
+        if self.tied_output.is_none() {
+            return;
+        }
+        let [Some(input), Some(output)] = [self.find(Bucket::Embed), self.find(Bucket::Head)] else { return };
+        let complete = |i: usize| self.buckets[i].owned.is_empty() || !self.buckets[i].total.is_empty();
+        if [input, output].contains(&bucket) && complete(input) && complete(output) {
+            let output = std::mem::take(&mut self.buckets[output].total);
+            add(&mut self.buckets[input].total, &output);
+        }
+    }
+
+    /// Keeps the gathered parameters of a bucket until they are released.
+    pub fn put_gathered(&mut self, bucket: usize, whole: Vec<f32>) {
+        self.gathered.add(whole.len());
+        self.params.put(bucket, whole);
+    }
+
+    /// Frees the gathered parameters of a bucket.
+    pub fn release(&mut self, bucket: usize) {
+        let whole = self.params.take(bucket);
+        self.gathered.sub(whole.len());
+        self.grads.pool.give(whole);
+    }
+
+    /// The parameters that this rank keeps of a bucket, and which: all, or its shard.
+    pub fn kept(&self, bucket: usize) -> (&[f32], Range<usize>) {
+        let state = &self.buckets[bucket];
+        match (self.gathers, state.plan.parameters) {
+            (_, false) => (&[], 0..0),
+            (true, _) => (&state.shard, state.owned.clone()),
+            (false, _) => (&self.params[state.plan.at.clone()], state.plan.at.clone()),
+        }
+    }
+
+    /// [`ChunkState::kept`], to write.
+    pub fn kept_mut(&mut self, bucket: usize) -> (&mut [f32], Range<usize>) {
+        let state = &mut self.buckets[bucket];
+        match (self.gathers, state.plan.parameters) {
+            (_, false) => (&mut [], 0..0),
+            (true, _) => (&mut state.shard, state.owned.clone()),
+            (false, _) => (&mut self.params[state.plan.at.clone()], state.plan.at.clone()),
+        }
+    }
+
+    /// The pieces of `range` of the flat vector: (tensor, slice, elements of the slice, where in the flat vector).
+    pub fn pieces<'a>(
+        &'a self,
+        range: &'a Range<usize>,
+    ) -> impl Iterator<Item = (&'a Held, usize, Range<usize>, Range<usize>)> + 'a {
+        self.held.iter().flat_map(move |held| {
+            held.pieces(range).map(move |(slice, elements, at)| {
+                debug_assert!(elements.start.is_multiple_of(STATE_CHUNK), "owners cut at state chunks");
+                (held, slice, elements, at)
+            })
+        })
+    }
+
+    /// Elements of parameters, moments and summed gradients that stay here over a step; with zero 1 to 3 four for each
+    /// owned element, and the parameters of others where these are kept whole.
+    pub fn resident(&self) -> usize {
+        let bucket = |i: usize| {
+            let b = &self.buckets[i];
+            let gradients = if b.plan.parameters { b.owned.len() } else { 0 };
+            self.kept(i).0.len() + b.moment1.len() + b.moment2.len() + gradients
+        };
+        (0..self.buckets.len()).map(bucket).sum()
+    }
+}
+
+impl Alive {
+    /// More.
+    pub fn add(&mut self, elements: usize) {
+        self.now += elements;
+        self.peak = self.peak.max(self.now);
+    }
+
+    /// Less.
+    pub fn sub(&mut self, elements: usize) {
+        self.now -= elements;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn state(sets: &[&str]) -> (Run, ChunkState) {
+        let text = "[model]\npreset = \"tiny\"\ntied = true\n[data]\nsource = \"synthetic\"\n[train]\nsteps = 1\nbatch = 8\nseq = 32\n[grid]\ndp = 4\ntp = 2\n";
+        let sets: Vec<String> = sets.iter().map(|s| s.to_string()).collect();
+        let run = Run::parse(text, "test", &sets, 1).unwrap();
+        let place = Place::new(&run.model, &run.grid, &run.layout, run.train.seq, 0);
+        let state = ChunkState::new(&run, &place, 0);
+        (run, state)
+    }
+
+    #[test]
+    fn parts_cover_the_flat_vector_once() {
+        for sets in [&["layout.dp=3"][..], &["layout.dp=4", "layout.zero=1"], &["layout.dp=2", "layout.tp=2"]] {
+            let (_, state) = state(sets);
+            let end = state.buckets.last().unwrap().plan.at.end;
+            let mut seen = vec![0; end];
+            let parts = state.buckets.iter().flat_map(|b| b.plan.parts.clone());
+            parts.for_each(|r| seen[r].iter_mut().for_each(|n| *n += 1));
+            assert!(seen.iter().all(|n| *n == 1), "{sets:?}");
+        }
+    }
+
+    #[test]
+    fn pieces_cover_each_tensor_once() {
+        let (_, state) = state(&["layout.dp=3"]);
+        let parts = state.buckets.iter().filter(|b| b.plan.parameters).flat_map(|b| b.plan.parts.clone());
+        let covered: usize = parts.map(|r| state.pieces(&r).map(|(.., at)| at.len()).sum::<usize>()).sum();
+        assert_eq!(covered, state.held.iter().map(|h| h.at.len()).sum::<usize>());
+    }
+
+    /// With everything sharded a rank keeps 16 bytes for each parameter that it owns, and all ranks together for all.
+    #[test]
+    fn sharded_state_is_sixteen_bytes_a_parameter() {
+        let sets = ["layout.dp=4", "layout.zero=3", "grid.accumulate=reduced"];
+        let (_, state) = state(&sets);
+        let all: usize = state.held.iter().map(|h| h.at.len()).sum();
+        let owned: usize = state.buckets.iter().filter(|b| b.plan.parameters).map(|b| b.owned.len()).sum();
+        assert_eq!(state.resident(), 4 * owned);
+        assert!((4 * owned).abs_diff(all) <= 4 * STATE_CHUNK, "{owned} of {all}");
+    }
+}
