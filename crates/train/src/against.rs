@@ -47,7 +47,7 @@ pub fn single(run: &Run) -> Result<Comparison, TrainError> {
     let world = run.layout.world();
     if world > RANKS_MAX {
         return Err(TrainError::BadInput(format!(
-            "--against single runs the layout's ranks as threads, at most {RANKS_MAX}, and layout.dp {} x layout.cp {} x layout.tp {} x layout.pp {} are {world}: lower layout.dp for the comparison",
+            "--against single runs the layout's ranks as threads, at most {RANKS_MAX}, and layout.dp {} x layout.cp {} x layout.tp {} x layout.pp {} are {world}: lower one of them for the comparison",
             run.layout.dp, run.layout.cp, run.layout.tp, run.layout.pp
         )));
     }
