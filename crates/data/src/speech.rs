@@ -4,7 +4,7 @@ use std::path::Path;
 
 use spec::run::{DataConfig, Source};
 
-use crate::{DataError, EOD, folder};
+use crate::{DataError, EOD};
 
 /// How a run's model reads and writes text.
 #[derive(Debug)]
@@ -42,8 +42,8 @@ impl Speech {
     fn tokens(config: &DataConfig, path: &Path) -> Result<Self, DataError> {
         let tokenizer = crate::tokenizer::Tokenizer::open(path)?;
         let hash = blake3::Hash::from(tokenizer.hash()).to_hex().to_string();
-        for first in config.paths.iter().map(Path::new).filter(|path| folder::is_folder(path)) {
-            let expected = folder::open(first, "data.paths")?.header.tokenizer_blake3;
+        for first in config.paths.iter().map(Path::new).filter(|path| crate::folder::is_folder(path)) {
+            let expected = crate::folder::open(first, "data.paths")?.header.tokenizer_blake3;
             if expected != hash {
                 let [tokenizer, expected] = [hash, expected].map(|hash| format!("blake3 {}", &hash[..16]));
                 return Err(DataError::Speech { path: path.to_owned(), tokenizer, folder: first.to_owned(), expected });
