@@ -168,6 +168,15 @@ pub struct RankReport {
     /// Most bytes kept for backward at once, between two instructions of a training step.
     #[serde(default)]
     pub peak_kept: u64,
+    /// Bytes of parameters, moments and summed gradients that stay over a step.
+    #[serde(default)]
+    pub state_bytes: u64,
+    /// Most bytes at once of parameters that are gathered for their use, summed over the chunks.
+    #[serde(default)]
+    pub gathered_bytes: u64,
+    /// Most bytes at once of gradients before their sums over ranks, summed over the chunks.
+    #[serde(default)]
+    pub leaves_bytes: u64,
     /// (axis and operation, calls, bytes sent), groups of one left out.
     pub traffic: Vec<(String, u64, u64)>,
     /// (class, seconds): where the rank's time went.

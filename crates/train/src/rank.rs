@@ -27,6 +27,7 @@ use crate::optim::learning_rate;
 use crate::persist;
 use crate::pin::{self, Shares};
 use crate::sample::Sampling;
+use crate::state::ChunkState;
 
 /// How often a checkpoint at the end of a run is tried before the run ends without it.
 const FINAL_CHECKPOINT_TRIES: u32 = 5;
@@ -373,12 +374,16 @@ impl RankRun<'_> {
         let mut time = self.time.clone();
         time.push(("compute".into(), counts.compute.as_secs_f64()));
         time.push(("exchange".into(), counts.exchange.as_secs_f64()));
+        let bytes = |of: fn(&ChunkState) -> usize| 4 * self.executor.chunks.values().map(of).sum::<usize>() as u64;
         (self.sink)(Event::RankFinished(RankReport {
             rank: self.executor.place.rank,
             peak_bytes: peak_bytes(),
             instructions: counts.instructions,
             units: counts.units,
             peak_kept: counts.peak_kept,
+            state_bytes: bytes(ChunkState::resident),
+            gathered_bytes: bytes(|state| state.gathered.peak),
+            leaves_bytes: bytes(|state| state.grads.alive.peak),
             traffic,
             time,
         }));

@@ -4,6 +4,7 @@ mod common;
 
 use common::train;
 use events::Event;
+use program::Bucket;
 use train::rank::Ended;
 
 /// Digest, and loss of the last validation.
@@ -116,6 +117,47 @@ fn sums_of_single_microbatches() {
     }
     let reduced = outcome(&["grid.accumulate=reduced"]).0;
     assert_ne!(reduced, outcome(&["grid.accumulate=local"]).0);
+}
+
+/// Whole experts are buckets of their own: their gradients are complete when the slices are summed.
+#[test]
+fn sharded_experts() {
+    let experts = [
+        "model.experts=4",
+        "model.experts_per_token=2",
+        "model.expert_ffn=24",
+        "model.aux_loss=0.01",
+        "grid.accumulate=reduced",
+    ];
+    let layouts: &[&[&str]] = &[
+        &["layout.dp=2", "layout.zero=3"],
+        &["layout.dp=2", "layout.tp=2", "layout.zero=3", "layout.reshard=after_backward"],
+        &["layout.dp=3", "layout.pp=2", "layout.zero=2"],
+    ];
+    all_equal(&experts, layouts);
+}
+
+/// With one cell per rank a gradient is whole only in the bucket under way, and parameters in two neighbouring ones.
+#[test]
+fn memory_of_sharded_ranks() {
+    let sets = ["layout.dp=4", "layout.zero=3", "grid.accumulate=reduced"].map(String::from);
+    let run = spec::Run::parse(common::BASE, "base", &sets, 1).unwrap();
+    let plan = program::ChunkPlan::new(&run.model, &run.grid, &run.layout, 0);
+    let len = |bucket| plan.buckets.iter().find(|b| b.bucket == bucket).unwrap().at.len() as u64;
+    let (embed, layer, norms) = (len(Bucket::Embed), len(Bucket::Layer(0)), len(Bucket::Norms));
+    let told = train(&["layout.dp=4", "layout.zero=3", "grid.accumulate=reduced"]);
+    let reports = told.events.iter().filter_map(|e| match e {
+        Event::RankFinished(report) => Some(report),
+        _ => None,
+    });
+    let reports: Vec<_> = reports.collect();
+    assert_eq!(reports.len(), 4);
+    for report in &reports {
+        // The norms' gradients are complete just before the embedding's.
+        assert_eq!(report.leaves_bytes, 4 * layer.max(embed + norms));
+        assert_eq!(report.gathered_bytes, 4 * (norms + layer + embed.max(layer)));
+    }
+    assert_eq!(reports.iter().map(|r| r.state_bytes).sum::<u64>(), 16 * plan.parameters as u64);
 }
 
 /// With one microbatch in a cell there is one order, and no need to choose.

@@ -52,11 +52,12 @@ const ALONE: Mode =
     Mode { name: "", dp: 1, cp: 1, tp: 1, pp: 1, zero: 0, threads: 1, variants: &["eager", "compiled"] };
 
 /// All modes.
-pub const MODES: [Mode; 7] = [
+pub const MODES: [Mode; 8] = [
     Mode { name: "1x1", ..ALONE },
     Mode { name: "1x2", threads: 2, ..ALONE },
     Mode { name: "dp2-zero0", dp: 2, variants: &["ddp"], ..ALONE },
     Mode { name: "dp2-zero1", dp: 2, zero: 1, variants: &["zero", "fsdp2"], ..ALONE },
+    Mode { name: "dp2-zero3", dp: 2, zero: 3, variants: &["fsdp2"], ..ALONE },
     Mode { name: "tp2", tp: 2, variants: &["dtensor"], ..ALONE },
     Mode { name: "pp2", pp: 2, variants: &["gpipe", "1f1b"], ..ALONE },
     Mode { name: "cp2", cp: 2, variants: &[], ..ALONE },

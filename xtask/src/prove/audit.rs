@@ -1,16 +1,17 @@
 //! Whether a run did what its layout claims: counters against the program.
 //!
-//! Compared, rank by rank and exactly: instructions, units taken backward, the most bytes kept for backward, and the bytes
-//! sent on the axes tp, cp, pp, dp and its shard and replica groups, over all training steps and validation rounds. Not compared: the axis `world`, because besides the ballots of the
-//! program it carries the hashes of the digest and of checkpoints; and bytes where ranks lie on several hosts, because
+//! Compared, rank by rank and exactly: instructions, units taken backward, the most bytes kept for backward, the bytes of
+//! state and of gathered parameters, and the bytes sent on the axes tp, cp, pp, dp and its shard and replica groups, over
+//! all training steps and validation rounds. Not compared: the axis `world`, because besides the ballots of the program it carries the hashes of the digest and of checkpoints; and bytes where ranks lie on several hosts, because
 //! there some ranks pass on what others send (the program knows one level).
 
 use std::fmt::Write as _;
 
 use data::{Dataset, Split};
 use events::RankReport;
+use program::bytes::Sizes;
 use program::check::{RankReport as Priced, check};
-use program::{Mode, Op, Value};
+use program::{ChunkPlan, Instr, Mode, Op, Value};
 use spec::{Run, Transport};
 
 use super::launch::Finished;
@@ -152,6 +153,8 @@ pub fn audit(run: &Run, finished: &Finished, after: u64) -> Result<(Counts, Vec<
         differ("instructions", report.instructions, length);
         differ("units", report.units, steps * units(run, rank));
         differ("bytes kept for backward", report.peak_kept, train[rank].peak_kept);
+        differ("bytes of state", report.state_bytes, state_bytes(run, rank));
+        differ("bytes of gathered parameters", report.gathered_bytes, gathered_bytes(run, rank));
         for (axis, name) in AXES.into_iter().enumerate().take(COMPARED) {
             let bytes = expect(train[rank].bytes[axis], eval[rank].bytes[axis]);
             if layout.ranks_per_host.is_none() {
@@ -173,6 +176,42 @@ pub fn audit(run: &Run, finished: &Finished, after: u64) -> Result<(Counts, Vec<
         wrong.push("several hosts, but no byte between them".into());
     }
     Ok((counts, wrong))
+}
+
+/// The formula of the state of `rank`: 16 bytes (parameter, two moments, summed gradient) for each element that it owns,
+/// and with zero below 3 also 4 for each parameter of the others of its shard group.
+fn state_bytes(run: &Run, rank: usize) -> u64 {
+    let (layout, at) = (&run.layout, run.layout.coords(rank));
+    let plans = layout.chunks_of(at.pp).map(|chunk| ChunkPlan::new(&run.model, &run.grid, layout, chunk));
+    let buckets = plans.flat_map(|plan| plan.buckets).filter(|bucket| bucket.parameters);
+    let of = |bucket: program::buckets::BucketPlan| {
+        let owned = bucket.owned(layout, layout.holder(at)).len();
+        4 * (3 * owned + if layout.zero == 3 { owned } else { bucket.at.len() })
+    };
+    buckets.map(of).sum::<usize>() as u64
+}
+
+/// Most bytes of parameters that the lists of `rank` have gathered at once, summed over its chunks.
+fn gathered_bytes(run: &Run, rank: usize) -> u64 {
+    if run.layout.zero < 3 {
+        return 0;
+    }
+    let sizes = Sizes::new(&run.model, &run.grid, &run.layout, run.train.seq);
+    let lists = [Mode::Train, Mode::Eval].map(|mode| program::lower(run, rank, mode).instrs);
+    let peak = |list: &Vec<Instr>, chunk: usize| {
+        let (mut now, mut most) = (0, 0);
+        for instr in list.iter().filter(|instr| instr.chunk == chunk) {
+            match instr.op {
+                Op::Collective { value: Value::Params(bucket), .. } => now += sizes.whole(chunk, bucket),
+                Op::Release(bucket) => now -= sizes.whole(chunk, bucket),
+                _ => {}
+            }
+            most = most.max(now);
+        }
+        most
+    };
+    let chunks = run.layout.chunks_of(run.layout.coords(rank).pp);
+    chunks.map(|chunk| lists.iter().map(|list| peak(list, chunk)).max().unwrap_or(0)).sum()
 }
 
 /// Units that `rank` takes backward in a step, once for each chunk.
@@ -222,6 +261,8 @@ mod tests {
                 instructions: sum(train[rank].instructions as u64, eval[rank].instructions as u64),
                 units: run.train.steps * units(run, rank),
                 peak_kept: train[rank].peak_kept,
+                state_bytes: state_bytes(run, rank),
+                gathered_bytes: gathered_bytes(run, rank),
                 traffic: names.into_iter().enumerate().map(row).collect(),
                 ..RankReport::default()
             }

@@ -227,7 +227,7 @@ tp = 2
     },
     Grid {
         name: "G10",
-        about: "dp4 tp2, tied, QK-norm, 2 microbatches per cell, sums over cells for each (accumulate = reduced)",
+        about: "dp4 cp2 tp2, tied, QK-norm, 2 microbatches per cell, sums over cells for each (accumulate = reduced)",
         toml: r#"
 [model]
 preset = "nano"
@@ -245,6 +245,7 @@ eval_every = 3
 eval_sequences = 5
 [grid]
 dp = 4
+cp = 2
 tp = 2
 accumulate = "reduced"
 "#,
@@ -428,7 +429,7 @@ const STRAIGHT: &[&[&str]] = &[
         "cp=4 pp=2 schedule=gpipe",
         "dp=2 cp=2 pp=2 schedule=zb-h1 zero=1",
     ],
-    &["cp=2", "dp=2 cp=2 zero=3", "cp=2 tp=2 zero=1", "dp=2 cp=2 pp=2", "tp=2 pp=2 schedule=interleaved"],
+    &["cp=2", "dp=2 cp=2 zero=1 shard=2", "cp=2 tp=2 zero=1", "dp=2 cp=2 pp=2", "tp=2 pp=2 schedule=interleaved"],
     &[
         "dp=2",
         "dp=3 pp=2",
@@ -448,6 +449,8 @@ const STRAIGHT: &[&[&str]] = &[
         "dp=2 pp=2 cells=[3,1] schedule=interleaved zero=3",
         "dp=4 zero=3 ranks_per_host=2",
         "dp=2 pp=2 schedule=zbv zero=3",
+        "dp=2 cp=2 zero=3",
+        "dp=2 cp=2 tp=2 zero=2 shard=2",
         "dp=2 pp=4 cells=[1,3] schedule=zb-h1 zero=2",
     ],
 ];

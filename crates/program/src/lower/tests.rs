@@ -156,6 +156,43 @@ fn shards_are_gathered_ahead_and_sums_leave_at_once() {
     );
 }
 
+/// Bytes of all ranks over the data axis in a step, by bucket.
+fn data_bytes(model: &Model, grid: &Grid, layout: &Layout, bucket: Bucket) -> u64 {
+    let of = |instr: Instr| match instr.op {
+        Op::Collective { value: Value::Params(b) | Value::Grads(b), bytes, .. } if b == bucket => bytes,
+        _ => 0,
+    };
+    lower_all_parts(model, grid, layout, 32, Mode::Train).into_iter().flat_map(|p| p.instrs).map(of).sum()
+}
+
+/// ZeRO (arXiv 1910.02054, section 7): plain data parallelism moves 2 elements per parameter and step, full sharding 3: a
+/// gather forward, one backward, a sum. What only one direction reads is gathered once; microbatches repeat all three.
+#[test]
+fn full_sharding_moves_one_and_a_half_times_plain_data_parallelism() {
+    let model = testing::model(3);
+    for (dp, microbatches) in [(2, 1), (4, 1), (2, 3)] {
+        let batch = dp * microbatches;
+        let grid = Grid::new(&model, batch, 32, 1, Some(dp), 1).unwrap();
+        let grid = Grid { accumulate: spec::Accumulate::Reduced, ..grid };
+        let local = Grid { accumulate: spec::Accumulate::Local, ..grid.clone() };
+        let plain = testing::layout(&model, &grid, [dp, 1, 1], Schedule::GPipe, None);
+        let sharded = |reshard| Layout { zero: 3, shard: dp, reshard, ..plain.clone() };
+        let times = |layout: &Layout, bucket| {
+            data_bytes(&model, &grid, layout, bucket) as f64 / data_bytes(&model, &local, &plain, bucket) as f64
+        };
+        let m = microbatches as f64;
+        let always = sharded(spec::Reshard::Always);
+        for layer in 0..3 {
+            assert_eq!(times(&always, Bucket::Layer(layer)), 1.5 * m, "dp {dp}, {microbatches} microbatches");
+        }
+        // The embedding is read forward only, the output projection in the backward's head only.
+        assert_eq!([Bucket::Embed, Bucket::Head].map(|b| times(&always, b)), [m; 2]);
+        // Gathered once per step, and summed for every microbatch.
+        let kept = sharded(spec::Reshard::AfterBackward);
+        assert_eq!(times(&kept, Bucket::Layer(0)), (1.0 + m) / 2.0);
+    }
+}
+
 /// A rank with fewer cells than another takes part in what it has no cell for.
 #[test]
 fn a_slot_without_a_cell_only_exchanges() {
