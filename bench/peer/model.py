@@ -43,17 +43,52 @@ class Mlp(nn.Module):
         return self.down_proj(F.silu(self.gate_proj(x)) * self.up_proj(x))
 
 
+class Expert(nn.Module):
+    def __init__(self, shape):
+        super().__init__()
+        self.w1 = nn.Linear(shape["hidden"], shape["expert_ffn"], bias=False)
+        self.w2 = nn.Linear(shape["expert_ffn"], shape["hidden"], bias=False)
+        self.w3 = nn.Linear(shape["hidden"], shape["expert_ffn"], bias=False)
+
+    def forward(self, x):
+        return self.w2(F.silu(self.w1(x)) * self.w3(x))
+
+
+class Experts(nn.Module):
+    """Mixtral's layer: a loop over the experts, each on the rows that chose it."""
+
+    def __init__(self, shape):
+        super().__init__()
+        self.per_token = shape["experts_per_token"]
+        self.gate = nn.Linear(shape["hidden"], shape["experts"], bias=False)
+        self.experts = nn.ModuleList(Expert(shape) for _ in range(shape["experts"]))
+
+    def forward(self, x):
+        rows = x.reshape(-1, x.shape[-1])
+        weights, chosen = F.softmax(self.gate(rows), dim=-1).topk(self.per_token, dim=-1)
+        weights = weights / weights.sum(dim=-1, keepdim=True)
+        out = torch.zeros_like(rows)
+        for e, expert in enumerate(self.experts):
+            row, choice = torch.where(chosen == e)
+            out.index_add_(0, row, expert(rows[row]) * weights[row, choice, None])
+        return out.reshape(x.shape)
+
+
 class Block(nn.Module):
     def __init__(self, shape):
         super().__init__()
         self.input_layernorm = nn.RMSNorm(shape["hidden"], eps=1e-5)
         self.self_attn = Attention(shape)
         self.post_attention_layernorm = nn.RMSNorm(shape["hidden"], eps=1e-5)
-        self.mlp = Mlp(shape)
+        if shape.get("experts", 0) > 0:
+            self.block_sparse_moe = Experts(shape)
+        else:
+            self.mlp = Mlp(shape)
 
     def forward(self, x, cos, sin):
         x = x + self.self_attn(self.input_layernorm(x), cos, sin)
-        return x + self.mlp(self.post_attention_layernorm(x))
+        feed_forward = self.mlp if hasattr(self, "mlp") else self.block_sparse_moe
+        return x + feed_forward(self.post_attention_layernorm(x))
 
 
 def rotate(x, cos, sin):
@@ -127,6 +162,14 @@ def save(model, shape, folder, ids, labels):
         "tie_word_embeddings": False,
         "torch_dtype": "float32",
     }
+    if shape.get("experts", 0) > 0:
+        config |= {
+            "architectures": ["MixtralForCausalLM"],
+            "model_type": "mixtral",
+            "intermediate_size": shape["expert_ffn"],
+            "num_local_experts": shape["experts"],
+            "num_experts_per_tok": shape["experts_per_token"],
+        }
     (folder / "config.json").write_text(json.dumps(config, indent=1))
     batch = {"input_ids": ids.tolist(), "labels": labels.tolist()}
     (folder / "batch.json").write_text(json.dumps(batch))

@@ -22,14 +22,23 @@ CASES = {
     "llama-bf16-shards": dict(kind="Llama", dtype=torch.bfloat16, shard="100KB", tied=False),
     "qwen3-tied": dict(kind="Qwen3", dtype=torch.float32, shard="10GB", tied=True),
     "qwen3-bf16-shards": dict(kind="Qwen3", dtype=torch.bfloat16, shard="100KB", tied=False),
+    "mixtral": dict(kind="Mixtral", dtype=torch.float32, shard="10GB", tied=False, num_local_experts=6),
+    "qwen3-moe": dict(
+        kind="Qwen3Moe", dtype=torch.float32, shard="100KB", tied=False, num_experts=6, num_experts_per_tok=3,
+        moe_intermediate_size=48, norm_topk_prob=False, decoder_sparse_step=1,
+    ),
 }
+# What the folders call the parts of experts that transformers holds in one tensor.
+EXPERTS = {"Mixtral": ("block_sparse_moe", "w1", "w3", "w2"), "Qwen3Moe": ("mlp", "gate_proj", "up_proj", "down_proj")}
 
 
 def model_of(case, seed):
     torch.manual_seed(seed)
     config_class = getattr(transformers, case["kind"] + "Config")
     model_class = getattr(transformers, case["kind"] + "ForCausalLM")
-    model = model_class(config_class(**SHAPE, tie_word_embeddings=case["tied"], attn_implementation="eager"))
+    more = {key: value for key, value in case.items() if key not in ("kind", "dtype", "shard", "tied")}
+    config = config_class(**SHAPE, **more, tie_word_embeddings=case["tied"], attn_implementation="eager")
+    model = model_class(config)
     with torch.no_grad():
         for name, parameter in model.named_parameters():
             # Norms that are not one show a forgotten or doubled norm.
@@ -40,6 +49,23 @@ def model_of(case, seed):
 def load(folder):
     model = transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, attn_implementation="eager")
     return model.eval()
+
+
+def on_disk(kind, name, tensor):
+    """A tensor of a model in memory under the names of its folder."""
+    if kind not in EXPERTS or ".mlp." not in name:
+        return {name: tensor}
+    block, gate, up, down = EXPERTS[kind]
+    name = name.replace(".mlp.", f".{block}.")
+    if not name.endswith(("gate_up_proj", "down_proj")):
+        return {name: tensor}
+    stem, fused = name.rsplit(".", 1)
+    parts = {}
+    for e, matrix in enumerate(tensor):
+        both = matrix.chunk(2) if fused == "gate_up_proj" else (matrix,)
+        for part, values in zip((gate, up) if fused == "gate_up_proj" else (down,), both):
+            parts[f"{stem}.{e}.{part}.weight"] = values
+    return parts
 
 
 def save(root):
@@ -55,7 +81,8 @@ def save(root):
         out.loss.backward()
         expected = {"logits": out.logits.float().contiguous(), "loss": out.loss.float().reshape(1)}
         for parameter_name, parameter in model.named_parameters():
-            expected["grad." + parameter_name] = parameter.grad.float().contiguous()
+            for stored, grad in on_disk(case["kind"], parameter_name, parameter.grad).items():
+                expected["grad." + stored] = grad.float().contiguous()
         save_file({key: value.detach() for key, value in expected.items()}, folder / "expected.safetensors")
 
 

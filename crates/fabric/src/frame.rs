@@ -44,6 +44,8 @@ pub enum Operation {
     Broadcast,
     /// [`crate::Endpoint::barrier`].
     Barrier,
+    /// [`crate::Endpoint::all_to_all`].
+    AllToAll,
 }
 
 impl Operation {
@@ -57,6 +59,7 @@ impl Operation {
             Self::AllReduce => 5,
             Self::Broadcast => 6,
             Self::Barrier => 7,
+            Self::AllToAll => 8,
         }
     }
 
@@ -70,6 +73,7 @@ impl Operation {
             5 => Self::AllReduce.to_string(),
             6 => Self::Broadcast.to_string(),
             7 => Self::Barrier.to_string(),
+            8 => Self::AllToAll.to_string(),
             other => format!("unknown kind {other}"),
         }
     }
@@ -86,6 +90,7 @@ impl fmt::Display for Operation {
             Self::AllReduce => "all_reduce",
             Self::Broadcast => "broadcast",
             Self::Barrier => "barrier",
+            Self::AllToAll => "all_to_all",
         })
     }
 }

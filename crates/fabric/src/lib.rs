@@ -5,6 +5,7 @@
 //!
 //! ```text
 //!  reduce.rs gather.rs   collectives: which message goes where (they know only Endpoint)
+//!  exchange.rs           all-to-all with sizes that only the senders know
 //!  sums.rs               the ordered sum of one block, added as it arrives
 //!  plan.rs  route.rs     pure: parts, blocks, who merges and who owns
 //!  endpoint.rs op.rs     one rank's end: one operation at a time, abort, counters
@@ -46,6 +47,7 @@ mod bits;
 mod counters;
 mod endpoint;
 mod error;
+mod exchange;
 mod frame;
 mod gather;
 mod link;

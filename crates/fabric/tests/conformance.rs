@@ -8,13 +8,14 @@ use fabric::{Endpoint, FabricError, FabricOptions, Group, Operation, threads};
 use proptest::prelude::*;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
-const SCENARIOS: [Scenario; 7] = [
+const SCENARIOS: [Scenario; 8] = [
     Scenario { name: "order", world: 3, options: small_rings, body: order, killed: None },
     Scenario { name: "big", world: 2, options: FabricOptions::default, body: big, killed: None },
     Scenario { name: "chain", world: 3, options: FabricOptions::default, body: chain, killed: None },
     Scenario { name: "sums", world: 4, options: FabricOptions::default, body: sums, killed: None },
     Scenario { name: "sums_unsummed", world: 3, options: no_checksum, body: sums, killed: None },
     Scenario { name: "together", world: 4, options: FabricOptions::default, body: together, killed: None },
+    Scenario { name: "parcels", world: 3, options: small_rings, body: parcels, killed: None },
     Scenario { name: "killed", world: 3, options: FabricOptions::default, body: killed, killed: Some(1) },
 ];
 
@@ -51,6 +52,11 @@ fn sums_have_the_bits_of_the_serial_tree_and_the_bytes_of_the_formula() {
 #[test]
 fn barrier_broadcast_and_byte_gather() {
     run("together");
+}
+
+#[test]
+fn everyone_has_something_else_for_everyone() {
+    run("parcels");
 }
 
 #[test]
@@ -199,6 +205,33 @@ fn together(end: &Endpoint) {
     for (member, bytes) in all.iter().enumerate() {
         assert_eq!(*bytes, vec![member as u8; 1000 * member]);
     }
+    end.barrier(&group).expect("barrier");
+}
+
+fn parcels(end: &Endpoint) {
+    let group = world(end);
+    let (me, members) = (end.rank() as usize, group.len());
+    // Nothing, little, and more than a block; what a round does not overwrite must not be left.
+    let parcel = |round: usize, from: usize, to: usize| -> Vec<f32> {
+        let len = [0, 1, 700, 200_000][(round + 2 * from + to) % 4];
+        (0..len).map(|i| (from * 100 + to * 10 + i % 7) as f32).collect()
+    };
+    let mut recv = vec![vec![9.0; 5]; members];
+    let mut sent = 0;
+    for round in 0..6 {
+        let send: Vec<Vec<f32>> = (0..members).map(|to| parcel(round, me, to)).collect();
+        let slices: Vec<&[f32]> = send.iter().map(Vec::as_slice).collect();
+        end.all_to_all(&group, &slices, &mut recv).expect("all to all");
+        for (from, got) in recv.iter().enumerate() {
+            assert!(*got == parcel(round, from, me), "round {round}, from {from}");
+        }
+        let others = |to: &usize| *to != me;
+        sent += (0..members).filter(others).map(|to| 8 + 4 * send[to].len() as u64).sum::<u64>();
+    }
+    let count = end.counters().get("world", Operation::AllToAll);
+    assert_eq!((count.calls, count.bytes_sent()), (6, sent));
+    let error = end.all_to_all(&group, &[], &mut recv).expect_err("nothing for three members");
+    assert!(matches!(error, FabricError::Argument { .. }), "{error}");
     end.barrier(&group).expect("barrier");
 }
 

@@ -6,7 +6,7 @@ use crate::ctx::{Ctx, Rows};
 use crate::lanes;
 use crate::simd::by_level;
 
-/// Which rows each expert works on. A slot is one (row, chosen expert); slots stand by expert, then part, then row.
+/// Which rows each expert works on. A slot is one (row, expert); slots stand by expert, then part, then row.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Groups {
     parts: usize,
@@ -14,17 +14,17 @@ pub struct Groups {
     starts: Vec<usize>,
     /// Row of each slot.
     pub rows: Vec<u32>,
-    /// Slot of each (row, choice): rows x per_token.
+    /// Slot of each (row, expert), in the order in which they were given.
     pub slots: Vec<u32>,
 }
 
 impl Groups {
     /// Groups the rows of `parts` (each part its row ranges in order) by expert; every row lies in one part.
     ///
-    /// chosen: rows x per_token, experts ascending, each below `experts`.
-    pub fn new(chosen: &[u32], per_token: usize, experts: usize, parts: &[Vec<Range<usize>>]) -> Self {
+    /// Row r goes to the experts `chosen[first[r]..first[r + 1]]`, ascending, each below `experts`; there may be none.
+    pub fn new(first: &[u32], chosen: &[u32], experts: usize, parts: &[Vec<Range<usize>>]) -> Self {
         let of = |part: usize| parts[part].iter().cloned().flatten();
-        let choices = |row: usize| row * per_token..(row + 1) * per_token;
+        let choices = |row: usize| first[row] as usize..first[row + 1] as usize;
         let mut starts = vec![0; experts * parts.len() + 1];
         for part in 0..parts.len() {
             for e in of(part).flat_map(|row| &chosen[choices(row)]) {
@@ -84,24 +84,78 @@ pub fn gather_rows(ctx: &Ctx, x: &[f32], width: usize, rows: &[u32], out: &mut [
     });
 }
 
-/// Sum of what the experts made of each row: `out = 0`, then for the row's choices ascending
-/// `out = fma(gate, y[slot], out)`; an empty `gates` counts as ones.
+/// What each row is made of: its terms are those of `first[row]..first[row + 1]`, ascending by block.
+#[derive(Clone, Copy, Debug)]
+pub struct Terms<'a> {
+    /// rows + 1.
+    pub first: &'a [u32],
+    /// Which row of the operand each term is.
+    pub slots: &'a [u32],
+    /// Factor of each term; empty: ones.
+    pub gates: &'a [f32],
+    /// Block of each term; empty: one block.
+    pub blocks: &'a [u32],
+    /// Blocks; a power of two.
+    pub num_blocks: usize,
+}
+
+/// Sum of the terms of each row: inside a block `s = 0`, then `s = fma(gate, y[slot], s)` term by term; then the tree over
+/// the blocks that have terms (halves of a power of two; where one half has none, the node is the other). Without terms 0.
 ///
-/// y: slots x width; slots, gates: rows x per_token; out: rows x width.
-pub fn combine(ctx: &Ctx, y: &[f32], width: usize, per_token: usize, slots: &[u32], gates: &[f32], out: &mut [f32]) {
-    let rows = slots.len() / per_token;
-    assert!(out.len() == rows * width && (gates.is_empty() || gates.len() == slots.len()), "{rows} rows combined");
-    ctx.split_rows(rows, per_token * width, Rows(out, width), |r, out| {
+/// y: any rows x width; out: rows x width.
+pub fn combine(ctx: &Ctx, y: &[f32], width: usize, terms: &Terms, out: &mut [f32]) {
+    let rows = terms.first.len() - 1;
+    assert!(
+        out.len() == rows * width
+            && (terms.gates.is_empty() || terms.gates.len() == terms.slots.len())
+            && (terms.blocks.is_empty() || terms.blocks.len() == terms.slots.len())
+            && terms.num_blocks.is_power_of_two(),
+        "{rows} rows of {width} combined into {}, {} terms in {} blocks",
+        out.len(),
+        terms.slots.len(),
+        terms.num_blocks
+    );
+    let work = terms.slots.len() * width / rows.max(1);
+    ctx.split_rows(rows, work, Rows(out, width), |r, out| {
+        let mut scratch = vec![0.0; width * terms.num_blocks.ilog2() as usize];
         for (row, out) in r.zip(out.0.chunks_exact_mut(width)) {
-            out.fill(0.0);
-            let choices = row * per_token..(row + 1) * per_token;
-            for (choice, slot) in choices.clone().zip(&slots[choices]) {
-                let slot = *slot as usize;
-                let gate = gates.get(choice).copied().unwrap_or(1.0);
-                add_scaled(ctx.level(), gate, &y[slot * width..(slot + 1) * width], out);
-            }
+            let of_row = terms.first[row] as usize..terms.first[row + 1] as usize;
+            node(ctx, y, terms, of_row, 0..terms.num_blocks, out, &mut scratch);
         }
     });
+}
+
+/// The node of the tree over `blocks`; `scratch` has a row per level below it.
+fn node(
+    ctx: &Ctx,
+    y: &[f32],
+    terms: &Terms,
+    of: Range<usize>,
+    blocks: Range<usize>,
+    out: &mut [f32],
+    scratch: &mut [f32],
+) {
+    if blocks.len() == 1 || of.is_empty() {
+        out.fill(0.0);
+        for term in of {
+            let slot = terms.slots[term] as usize;
+            let gate = terms.gates.get(term).copied().unwrap_or(1.0);
+            add_scaled(ctx.level(), gate, &y[slot * out.len()..(slot + 1) * out.len()], out);
+        }
+        return;
+    }
+    let mid = blocks.start + blocks.len() / 2;
+    let cut = of.start + terms.blocks[of.clone()].partition_point(|block| (*block as usize) < mid);
+    match (cut == of.start, cut == of.end) {
+        (true, _) => node(ctx, y, terms, of, mid..blocks.end, out, scratch),
+        (_, true) => node(ctx, y, terms, of, blocks.start..mid, out, scratch),
+        _ => {
+            let (right, below) = scratch.split_at_mut(out.len());
+            node(ctx, y, terms, of.start..cut, blocks.start..mid, out, below);
+            node(ctx, y, terms, cut..of.end, mid..blocks.end, right, below);
+            add_scaled(ctx.level(), 1.0, right, out);
+        }
+    }
 }
 
 by_level! {

@@ -34,7 +34,7 @@ pub use bandwidth::measure_bandwidth;
 pub use ctx::Ctx;
 pub use elementwise::{add_assign, chunk_squares, sum_squares, swiglu, swiglu_backward};
 pub use embed::{embed, embed_backward};
-pub use experts::{Groups, combine, gates_backward, gather_rows};
+pub use experts::{Groups, Terms, combine, gates_backward, gather_rows};
 pub use mat::{Mat, MatMut};
 pub use norm::{rms_norm, rms_norm_backward, rms_norm_weight_grad};
 pub use optimizer::{AdamW, adamw};

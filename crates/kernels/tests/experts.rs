@@ -6,8 +6,8 @@ use std::ops::Range;
 
 use common::{close, normal, same, teams};
 use kernels::{
-    Acc, Ctx, Groups, Mat, MatMut, RouterShape, Simd, combine, gates_backward, gather_rows, naive, product, route,
-    route_backward, score_sums, swiglu,
+    Acc, Ctx, Groups, Mat, MatMut, RouterShape, Simd, Terms, combine, gates_backward, gather_rows, naive, product,
+    route, route_backward, score_sums, swiglu,
 };
 use proptest::prelude::*;
 
@@ -107,11 +107,17 @@ fn router_gradient_is_the_difference_quotient() {
     }
 }
 
+/// `first` of rows that all have `k` choices.
+fn even(rows: usize, k: usize) -> Vec<u32> {
+    (0..=rows).map(|row| (row * k) as u32).collect()
+}
+
 /// Forward of all experts on `x` through the kernels, rows x h.
 fn mixture(ctx: &Ctx, x: &[f32], chosen: &[u32], gates: &[f32], k: usize, w: &[[Vec<f32>; 3]], h: usize) -> Vec<f32> {
     let rows = x.len() / h;
     let ffn = w[0][0].len() / h;
-    let groups = Groups::new(chosen, k, w.len(), &[std::iter::once(0..rows).collect()]);
+    let first = even(rows, k);
+    let groups = Groups::new(&first, chosen, w.len(), &[std::iter::once(0..rows).collect()]);
     let slots = rows * k;
     let (mut gathered, mut y) = (vec![0.0; slots * h], vec![0.0; slots * h]);
     gather_rows(ctx, x, h, &groups.rows, &mut gathered);
@@ -127,7 +133,8 @@ fn mixture(ctx: &Ctx, x: &[f32], chosen: &[u32], gates: &[f32], k: usize, w: &[[
         product(ctx, Mat::new(&act, n, ffn), Mat::new(down, h, ffn).t(), out, Acc::Store);
     }
     let mut out = vec![0.0; rows * h];
-    combine(ctx, &y, h, k, &groups.slots, gates, &mut out);
+    let terms = Terms { first: &first, slots: &groups.slots, gates, blocks: &[], num_blocks: 1 };
+    combine(ctx, &y, h, &terms, &mut out);
     out
 }
 
@@ -179,6 +186,60 @@ fn gates_gradient_is_a_product_and_scales_both_factors() {
     }
 }
 
+/// The tree over blocks, written out; `None`: no terms.
+fn tree(y: &[f32], terms: &[(u32, u32, f32)], blocks: Range<u32>) -> Option<f32> {
+    let here: Vec<_> = terms.iter().filter(|(block, ..)| blocks.contains(block)).collect();
+    if here.is_empty() {
+        return None;
+    }
+    if blocks.len() == 1 {
+        return Some(here.iter().fold(0.0, |s, (_, slot, gate)| gate.mul_add(y[*slot as usize], s)));
+    }
+    let mid = blocks.start + blocks.len() as u32 / 2;
+    match (tree(y, terms, blocks.start..mid), tree(y, terms, mid..blocks.end)) {
+        (Some(left), Some(right)) => Some(left + right),
+        (left, right) => left.or(right),
+    }
+}
+
+/// Whoever holds which aligned blocks: adding up at the holders first and then over the holders gives the same bits.
+#[test]
+fn terms_add_up_in_the_tree_over_blocks_whoever_holds_them() {
+    let (rows, slots) = (200, 64);
+    let y = normal(1, slots);
+    let gates = normal(2, rows * 8);
+    let pick = normal(3, rows * 16);
+    for num_blocks in [1usize, 2, 8] {
+        let (mut first, mut all) = (vec![0u32], Vec::new());
+        for row in 0..rows {
+            let of_row = (0..8).filter(|i| pick[row * 16 + i] > 0.3);
+            all.extend(of_row.map(|i| {
+                let slot = (pick[row * 16 + 8 + i].abs() * 20.0) as u32 % slots as u32;
+                (i as u32 * num_blocks as u32 / 8, slot, gates[row * 8 + i])
+            }));
+            first.push(all.len() as u32);
+        }
+        let of = |row: usize| &all[first[row] as usize..first[row + 1] as usize];
+        let want: Vec<f32> = (0..rows).map(|r| tree(&y, of(r), 0..num_blocks as u32).unwrap_or(0.0)).collect();
+        let (blocks, terms_slots): (Vec<u32>, Vec<u32>) = all.iter().map(|t| (t.0, t.1)).unzip();
+        let terms_gates: Vec<f32> = all.iter().map(|t| t.2).collect();
+        for ctx in teams() {
+            let mut out = vec![f32::NAN; rows];
+            let terms = Terms { first: &first, slots: &terms_slots, gates: &terms_gates, blocks: &blocks, num_blocks };
+            combine(&ctx, &y, 1, &terms, &mut out);
+            same("tree over blocks", &out, &want);
+        }
+        // Two holders of half of the blocks each, then the tree over the two.
+        let half = (num_blocks as u32 / 2).max(1);
+        for row in 0..rows {
+            let nodes: Vec<f32> =
+                [0..half, half..num_blocks as u32].into_iter().filter_map(|b| tree(&y, of(row), b)).collect();
+            let sum = nodes.iter().copied().reduce(|a, b| a + b).unwrap_or(0.0);
+            same("held in halves", &[sum], &want[row..=row]);
+        }
+    }
+}
+
 proptest! {
     /// Slots of (expert, part) hold the rows of the part that chose the expert, ascending, whatever the choice: experts
     /// and parts without rows too.
@@ -193,7 +254,7 @@ proptest! {
             .chunks(k).flat_map(|c| { let mut c = c.to_vec(); c.sort_unstable(); c }).collect();
         let cut = cut.min(rows);
         let parts: Vec<Vec<Range<usize>>> = vec![vec![cut..rows], vec![0..cut / 2, cut / 2..cut], vec![]];
-        let groups = Groups::new(&chosen, k, 6, &parts);
+        let groups = Groups::new(&even(rows, k), &chosen, 6, &parts);
         for e in 0..6u32 {
             for (p, ranges) in parts.iter().enumerate() {
                 let want: Vec<u32> = ranges.iter().cloned().flatten()

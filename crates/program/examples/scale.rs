@@ -32,6 +32,7 @@ fn main() {
         let request = LayoutRequest {
             dp,
             cp: 1,
+            ep: None,
             tp: 8,
             pp: 16,
             vpp,

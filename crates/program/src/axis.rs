@@ -15,6 +15,7 @@ impl Axis {
             Axis::Replica => layout.replicas(),
             Axis::Pp => layout.pp,
             Axis::World => layout.world(),
+            Axis::Ep => layout.group,
         }
     }
 
@@ -30,6 +31,7 @@ impl Axis {
             Axis::Replica => holder(mine % shard + i * shard),
             Axis::Pp => Coords { pp: i, ..at },
             Axis::World => return i,
+            Axis::Ep => Coords { dp: at.dp / layout.group * layout.group + i, ..at },
         })
     }
 

@@ -153,14 +153,14 @@ pub fn slots(grid: &Grid, layout: &Layout, at: Coords) -> Vec<spec::Unit> {
     if !leave_early(grid, layout) {
         return grid.units(cells).collect();
     }
-    let rounds = rounds(layout);
-    let unit = |mb, round| spec::Unit { cell: cells.start + round, mb };
+    let rounds = rounds(grid, layout);
+    let unit = |mb, round| spec::Unit { cell: cells.start + round * grid.ep, mb };
     (0..grid.microbatches).flat_map(|mb| (0..rounds).map(move |round| unit(mb, round))).collect()
 }
 
-/// Most data cells of a rank.
-pub fn rounds(layout: &Layout) -> usize {
-    layout.cells.iter().map(ExactSizeIterator::len).max().unwrap_or(0)
+/// Most units of a rank in one microbatch.
+pub fn rounds(grid: &Grid, layout: &Layout) -> usize {
+    layout.cells.iter().map(|cells| grid.unit_cells(cells.clone()).count()).max().unwrap_or(0)
 }
 
 /// The bucket with the parameters of the output projection on the last chunk.

@@ -22,7 +22,7 @@ use spec::tree::{subtrees, subtrees_of};
 use spec::{Coords, Grid, Layout, Model};
 
 use crate::buckets::{Bucket, ChunkPlan};
-use crate::instr::{Exchange, Mode, block_rows, blocks_of_lane};
+use crate::instr::{Exchange, Mode, Value, block_rows, blocks_of_lane};
 use crate::state::{cells_hosted, hosted, norm_elements};
 
 /// Bytes of an element of every value but the ballot.
@@ -85,6 +85,11 @@ pub struct Sizes {
     keys: Option<u64>,
     /// Experts of a layer; 0: dense.
     experts: u64,
+    /// Experts chosen for a row, and elements of a row.
+    per_token: u64,
+    hidden: u64,
+    /// Context cells of a unit on a rank.
+    contexts: u64,
     /// There is an auxiliary loss.
     aux: bool,
     /// Its counts are pooled over the layers.
@@ -95,7 +100,7 @@ pub struct Sizes {
 impl Sizes {
     /// The sizes for sequences of `seq` tokens.
     pub fn new(model: &Model, grid: &Grid, layout: &Layout, seq: usize) -> Self {
-        let (lanes, tokens_lane) = (grid.cp / layout.cp, grid.microbatch * seq / grid.cp);
+        let (lanes, tokens_lane) = (grid.cp / layout.cp * grid.ep / layout.group, grid.microbatch * seq / grid.cp);
         let kv_width = model.kv_heads / layout.tp * model.head_dim;
         let holders = layout.leaves(grid);
         let count = |leaves, part| subtrees(leaves, part).len() as u64;
@@ -114,6 +119,9 @@ impl Sizes {
                 .collect(),
             keys: (grid.cp > 1).then_some((2 * lanes * tokens_lane * kv_width) as u64),
             experts: model.moe.as_ref().map_or(0, |moe| moe.experts as u64),
+            per_token: model.moe.as_ref().map_or(0, |moe| moe.per_token as u64),
+            hidden: model.hidden as u64,
+            contexts: (grid.cp / layout.cp) as u64,
             aux: model.moe.as_ref().is_some_and(|moe| moe.aux_loss > 0.0),
             pooled: model.moe.as_ref().is_some_and(|moe| moe.aux_loss > 0.0 && moe.aux_scope == AuxScope::Pooled),
             chunks: (0..layout.chunks()).map(|chunk| ChunkSizes::new(model, grid, layout, chunk)).collect(),
@@ -159,6 +167,34 @@ impl Sizes {
     /// The same to every other context position, once they are added up over the tensor positions.
     pub fn router_counts_context(&self, chunk: usize) -> u64 {
         FLOAT * (self.chunks[chunk].layers * self.experts + 1) * (self.layout.cp as u64 - 1)
+    }
+
+    /// [`Sizes::router_counts`] over the ranks of a group.
+    pub fn router_counts_ep(&self, chunk: usize) -> u64 {
+        FLOAT * (self.chunks[chunk].layers * self.experts + 1) * self.ep_peers()
+    }
+
+    /// True if several ranks host a group, so that rows travel to the experts and back.
+    pub fn travels(&self) -> bool {
+        self.layout.group > 1
+    }
+
+    fn ep_peers(&self) -> u64 {
+        self.layout.group as u64 - 1
+    }
+
+    /// The most that a rank sends in an exchange of rows: all of its rows to every other rank of the group, or all of
+    /// theirs back. With a row go its terms (expert and gate) and their number, with gradients of rows those of its gates;
+    /// ahead goes the count of numbers.
+    pub fn travel(&self, value: Value) -> u64 {
+        let rows = self.own_rows() / self.hidden;
+        let terms = self.per_token.min(self.experts / self.layout.group as u64);
+        let (beside_row, head) = match value {
+            Value::Dispatch(_) => (1 + 2 * terms, self.contexts * self.cells_hosted),
+            Value::CombineGrad(_) => (terms, 0),
+            _ => (0, 0),
+        };
+        self.ep_peers() * (FLOAT * (rows * (self.hidden + beside_row) + head) + WORD)
     }
 
     /// `SliceGrads` of `chunk`, an all-reduce as [`Sizes::norm_grads`].
@@ -230,6 +266,7 @@ impl Sizes {
                 Exchange::ReduceScatter => scatter,
                 Exchange::AllGather => gather,
                 Exchange::AllReduce => scatter + gather,
+                Exchange::AllToAll => 0,
             }
     }
 
@@ -279,7 +316,7 @@ impl Sizes {
     /// 3 of flags and counts; 5 for every leaf whose loss this rank speaks for (cell,
     /// microbatch, sum, tokens, bytes; at tensor position 0 of the last chunk); and for every
     /// slice, or part of one, that it owns and speaks for, 4 of place and one float64 sum of
-    /// squares per state chunk. Position 0 speaks for whole tensors, chunk 0 for a tied embedding. With experts 2 of
+    /// squares per state chunk. Position 0 speaks for whole tensors, chunk 0 for a tied embedding. With experts 3 of
     /// counts, 5 for every (leaf, hosted layer, hosted tensor cell) of an auxiliary loss, and for every hosted layer 2 of
     /// place and one per expert.
     pub fn ballot(&self, at: Coords) -> u64 {
@@ -292,7 +329,7 @@ impl Sizes {
             .sum();
         let layers: u64 = self.layout.chunks_of(at.pp).map(|c| self.chunks[c].layers).sum();
         let aux = if self.aux { 5 * self.leaves[self.layout.holder(at)] * layers * self.cells_hosted } else { 0 };
-        let routers = if self.experts > 0 { 2 + aux + layers * (2 + self.experts) } else { 0 };
+        let routers = if self.experts > 0 { 3 + aux + layers * (2 + self.experts) } else { 0 };
         self.ballot_of(owned + routers, at)
     }
 

@@ -54,7 +54,7 @@ impl<'a> Costs<'a> {
         Self {
             model,
             layout,
-            tokens: (grid.microbatch * seq / layout.cp) as f64,
+            tokens: (grid.ep / layout.group * grid.microbatch * seq / layout.cp) as f64,
             tokens_lane: grid.microbatch * seq / grid.cp,
             context: grid.cp > 1,
             seq: seq as f64,

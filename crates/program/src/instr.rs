@@ -93,6 +93,8 @@ pub enum Axis {
     Pp,
     /// All ranks.
     World,
+    /// Same pipeline and tensor position, data positions that host one group of data cells: they share its experts.
+    Ep,
 }
 
 /// What an exchange carries.
@@ -115,7 +117,15 @@ pub enum Value {
     Stats,
     /// Norm and QK-norm gradients of a chunk: summed over the tensor cells, on every rank (tp).
     NormGrads,
-    /// Rows of each expert in the layers of a chunk, for an auxiliary loss (forward, tp).
+    /// Rows of a layer with experts to the ranks that work on those (forward, ep; how many is up to the router).
+    Dispatch(usize),
+    /// One vector per row and rank back: the sum over its experts there (forward, ep).
+    Combine(usize),
+    /// Gradients of those outputs, to the same ranks (backward, ep).
+    DispatchGrad(usize),
+    /// Gradients of rows and gates back (backward, ep).
+    CombineGrad(usize),
+    /// Rows of each expert in the layers of a chunk, for an auxiliary loss (forward, tp, then ep).
     RouterCounts,
     /// Gradients of whole experts, which have a leaf per sequence slice: summed over the tensor cells when a data cell
     /// ends, on every rank (tp).
@@ -144,6 +154,8 @@ pub enum Exchange {
     ReduceScatter,
     /// Ordered sum to all.
     AllReduce,
+    /// Something else to everyone; `bytes` is the most that a rank may send.
+    AllToAll,
 }
 
 /// One operation. Exchanges with a group of one stay in the program and carry no bytes.

@@ -1,5 +1,7 @@
 //! How many bytes an instruction keeps for backward, or lets go, from shapes alone.
 //!
+//! Where rows travel between the ranks of a group, what experts keep is told as if the routers were in balance.
+//!
 //! What is in flight between two instructions, and what a segment uses inside, is not counted: it lasts for one segment.
 
 use spec::{Grid, Layout, Model, Recompute};
@@ -40,7 +42,7 @@ impl Kept {
     pub fn new(model: &Model, grid: &Grid, layout: &Layout, seq: usize) -> Self {
         let int = |n: usize| n as i64;
         let tp = int(layout.tp);
-        let rows = int(grid.microbatch * seq / layout.cp);
+        let rows = int(grid.ep / layout.group * grid.microbatch * seq / layout.cp);
         let (local, hidden) = (rows / tp, int(model.hidden));
         let (heads, kv_heads) = (int(model.heads) / tp, int(model.kv_heads) / tp);
         let (q, kv, ffn) = (heads * int(model.head_dim), kv_heads * int(model.head_dim), int(model.ffn) / tp);

@@ -146,6 +146,13 @@ impl List<'_> {
         self.collective(Exchange::ReduceScatter, value, Axis::Tp, self.with.sizes.partial(self.at.tp));
     }
 
+    /// Rows of experts between the ranks of a group, where there are several.
+    fn travel(&mut self, value: Value) {
+        if self.with.sizes.travels() {
+            self.collective(Exchange::AllToAll, value, Axis::Ep, self.with.sizes.travel(value));
+        }
+    }
+
     fn is_last(&self) -> bool {
         self.chunk + 1 == self.with.layout.chunks()
     }
@@ -188,7 +195,9 @@ impl List<'_> {
             if with.model.moe.is_some() {
                 self.bucket(Bucket::Experts(layer), |list| {
                     list.forward_of(Segment::Route(layer));
+                    list.travel(Value::Dispatch(layer));
                     list.forward_of(Segment::Experts(layer));
+                    list.travel(Value::Combine(layer));
                     list.forward_of(Segment::Residual(layer));
                 });
             }
@@ -198,6 +207,10 @@ impl List<'_> {
             if with.sizes.has_context() {
                 let bytes = with.sizes.router_counts_context(self.chunk);
                 self.collective(Exchange::AllGather, Value::RouterCounts, Axis::Cp, bytes);
+            }
+            if with.sizes.travels() {
+                let bytes = with.sizes.router_counts_ep(self.chunk);
+                self.collective(Exchange::AllGather, Value::RouterCounts, Axis::Ep, bytes);
             }
         }
         if !self.is_last() && self.works() {
@@ -276,7 +289,9 @@ impl List<'_> {
         for layer in with.layout.stages[self.chunk].clone().rev() {
             if with.model.moe.is_some() {
                 self.bucket(Bucket::Experts(layer), |list| {
+                    list.travel(Value::DispatchGrad(layer));
                     list.backward_of(Segment::Experts(layer));
+                    list.travel(Value::CombineGrad(layer));
                     list.backward_of(Segment::Route(layer));
                 });
             }

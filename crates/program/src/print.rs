@@ -76,7 +76,7 @@ pub fn gantt(report: &Report, grid: &Grid, layout: &Layout, limits: Limits) -> S
 }
 
 fn mark(span: &Span, first_cell: usize, grid: &Grid) -> u8 {
-    let number = span.unit.map_or(0, |u| (u.cell - first_cell) * grid.microbatches + u.mb);
+    let number = span.unit.map_or(0, |u| (u.cell - first_cell) / grid.ep * grid.microbatches + u.mb);
     let marks = match span.pass {
         Pass::Forward => FORWARD,
         Pass::Backward | Pass::BackwardInput => BACKWARD,

@@ -27,6 +27,7 @@ pub fn request([dp, tp, pp]: [usize; 3], schedule: Schedule, vpp: Option<usize>)
     LayoutRequest {
         dp,
         cp: 1,
+        ep: None,
         tp,
         pp,
         vpp,

@@ -27,6 +27,8 @@ pub struct Grid {
     pub dp: usize,
     /// Context cells: each sequence in `cp` parts of two chunks; see [`zigzag`].
     pub cp: usize,
+    /// Data cells of a group: neighbours whose tokens one product per expert takes in, and as many blocks of experts.
+    pub ep: usize,
     /// Tensor cells: heads, feed-forward width, vocabulary and sequence slices.
     pub tp: usize,
     /// Sequences per microbatch.
@@ -190,7 +192,54 @@ impl Grid {
                 remedy(),
             ));
         }
-        Ok(Self { dp, cp: 1, tp, microbatch, microbatches: per_step / dp, accumulate: Accumulate::Local })
+        Ok(Self { dp, cp: 1, ep: 1, tp, microbatch, microbatches: per_step / dp, accumulate: Accumulate::Local })
+    }
+
+    /// The same grid with `ep` neighbouring data cells to a group, and experts in as many blocks.
+    ///
+    /// Groups are complete subtrees of the tree over the cells, wherever in the group an expert's gradient stands: hence
+    /// powers of two.
+    ///
+    /// # Errors
+    /// If `ep` is not a power of two that divides the data cells and the experts, or there are none.
+    pub fn with_experts(self, model: &Model, ep: usize) -> Result<Self, SpecError> {
+        let experts = model.moe.as_ref().map_or(0, |moe| moe.experts);
+        let Self { dp, cp, .. } = self;
+        let factors = format!("grid.ep {ep}, grid.dp {dp}, grid.cp {cp}, model.experts {experts}");
+        let broken = |what: String, remedy: String| Err(SpecError::law(what, factors.clone(), remedy));
+        if ep == 1 {
+            return Ok(Self { ep, ..self });
+        }
+        if experts == 0 {
+            return broken(
+                format!("grid.ep = {ep} cuts experts into blocks, and model.experts = 0"),
+                "leave grid.ep unset, or set model.experts".into(),
+            );
+        }
+        let possible: Vec<usize> =
+            divisors(dp).into_iter().filter(|n| n.is_power_of_two() && experts.is_multiple_of(*n)).collect();
+        let remedy = format!("set grid.ep to one of {possible:?}");
+        if ep == 0 || !dp.is_multiple_of(ep) {
+            return broken(format!("grid.ep = {ep} does not divide grid.dp = {dp}"), remedy);
+        }
+        if !experts.is_multiple_of(ep) {
+            return broken(format!("grid.ep = {ep} does not divide model.experts = {experts}"), remedy);
+        }
+        if !ep.is_power_of_two() {
+            return broken(
+                format!("grid.ep = {ep} is not a power of two, so a group is no subtree of the cells"),
+                remedy,
+            );
+        }
+        if !cp.is_power_of_two() {
+            return broken(
+                format!(
+                    "grid.cp = {cp} is not a power of two, so with grid.ep = {ep} a group is no subtree of the cells"
+                ),
+                "set grid.cp to a power of two, or leave grid.ep unset".into(),
+            );
+        }
+        Ok(Self { ep, ..self })
     }
 
     /// The same grid with `cp` context cells, for sequences of `seq` tokens.
@@ -238,17 +287,25 @@ impl Grid {
         first..first + self.microbatch
     }
 
-    /// The units of a range of data cells, in the order in which their weight gradients add up.
+    /// The units of a range of data cells, in the order in which their weight gradients add up. The data cells of a group
+    /// are one unit, named by the first of them in the range.
     pub fn units(&self, cells: Range<usize>) -> impl Iterator<Item = Unit> + use<> {
+        let cells: Vec<usize> = self.unit_cells(cells).collect();
         let (count, microbatches, accumulate) = (cells.len(), self.microbatches, self.accumulate);
         (0..count * microbatches).map(move |i| match accumulate {
-            Accumulate::Local => Unit { cell: cells.start + i / microbatches, mb: i % microbatches },
-            Accumulate::Reduced => Unit { cell: cells.start + i % count, mb: i / count },
+            Accumulate::Local => Unit { cell: cells[i / microbatches], mb: i % microbatches },
+            Accumulate::Reduced => Unit { cell: cells[i % count], mb: i / count },
         })
     }
 
     /// True if the gradients of the data cell are complete with `unit`: they are a leaf of the tree over the cells.
     pub fn completes(&self, unit: Unit) -> bool {
         self.accumulate == Accumulate::Reduced || unit.mb + 1 == self.microbatches
+    }
+
+    /// The data cells by which the units of a range of data cells are named: the first one of each group.
+    pub fn unit_cells(&self, cells: Range<usize>) -> impl Iterator<Item = usize> + use<> {
+        let (ep, first) = (self.ep, cells.start);
+        cells.filter(move |cell| *cell == first || cell.is_multiple_of(ep))
     }
 }

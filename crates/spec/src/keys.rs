@@ -120,11 +120,13 @@ keys! {
     "train.sample_top_k" Int "40" false "tokens that may be drawn";
     "grid.dp" Int "" true "data cells; unset: the largest power of two, at most 16, that divides the microbatches of a step";
     "grid.cp" Int "" true "context cells: each sequence in so many parts of two chunks; unset: 1";
+    "grid.ep" Int "1" true "neighbouring data cells to a group: one product per expert takes in their tokens; experts in as many blocks";
     "grid.tp" Int "1" true "tensor cells";
     "grid.microbatch" Int "1" true "sequences per microbatch";
     "grid.accumulate" Text "" true "local (unset): gradients add up over the microbatches of a cell, then over cells; reduced: over cells for each microbatch, then over microbatches (for layout.zero = 2 and 3)";
     "layout.dp" Int "1" false "ranks on the data axis";
     "layout.cp" Int "1" false "ranks on the context axis; divides grid.cp";
+    "layout.ep" Int "" false "ranks that share the work of a group's experts, whole experts each: those of the dp ranks that host it (unset); each holds all parameters";
     "layout.tp" Int "1" false "ranks on the tensor axis";
     "layout.pp" Int "1" false "ranks on the pipeline axis";
     "layout.vpp" Int "" false "chunks per rank (2 for interleaved, zbv and dualpipe-v unless set)";

@@ -74,6 +74,8 @@ pub struct LayoutRequest {
     pub dp: usize,
     /// `layout.cp`
     pub cp: usize,
+    /// `layout.ep`
+    pub ep: Option<usize>,
     /// `layout.tp`
     pub tp: usize,
     /// `layout.pp`
@@ -130,6 +132,8 @@ pub struct Layout {
     pub dp: usize,
     /// Ranks on the context axis.
     pub cp: usize,
+    /// Data positions that host one group of data cells together, and share the work of its experts.
+    pub group: usize,
     /// Ranks on the tensor axis.
     pub tp: usize,
     /// Ranks on the pipeline axis.
@@ -208,6 +212,7 @@ impl Layout {
         let vpp = law.chunks_per_rank()?;
         let shard = law.shard_group()?;
         let cells = law.split("layout.cells", request.cells.as_deref(), dp, grid.dp, "data cells")?;
+        let group = law.groups(&cells)?;
         law.orders(&cells)?;
         let stages = law.split("layout.stages", request.stages.as_deref(), pp * vpp, model.layers, "layers")?;
         let world = dp * cp * tp * pp;
@@ -229,6 +234,7 @@ impl Layout {
         Ok(Self {
             dp,
             cp,
+            group,
             tp,
             pp,
             vpp,
@@ -332,6 +338,9 @@ impl fmt::Display for Layout {
     /// One line, such as `dp2 x tp2 x pp2 1f1b zero1 shm`.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "dp{} x ", self.dp)?;
+        if self.group > 1 {
+            write!(f, "ep{} x ", self.group)?;
+        }
         if self.cp > 1 {
             write!(f, "cp{} x ", self.cp)?;
         }
@@ -373,7 +382,7 @@ impl Law<'_> {
         let r = self.request;
         let vpp = r.vpp.map_or("unset".into(), |v| v.to_string());
         let factors = format!(
-            "layout.dp {} x layout.cp {} x layout.tp {} x layout.pp {} = {} ranks, layout.vpp {vpp}, schedule {}, zero {}; grid.dp {}, grid.cp {}, grid.tp {}, {} microbatches of {} sequences per cell; {} layers, {} heads, {} kv_heads",
+            "layout.dp {} x layout.cp {} x layout.tp {} x layout.pp {} = {} ranks, layout.vpp {vpp}, schedule {}, zero {}; grid.dp {}, grid.cp {}, grid.ep {}, grid.tp {}, {} microbatches of {} sequences per cell; {} layers, {} heads, {} kv_heads",
             r.dp,
             r.cp,
             r.tp,
@@ -383,6 +392,7 @@ impl Law<'_> {
             r.zero,
             self.grid.dp,
             self.grid.cp,
+            self.grid.ep,
             self.grid.tp,
             self.grid.microbatches,
             self.grid.microbatch,
@@ -445,6 +455,36 @@ impl Law<'_> {
             )),
             Some(n) => Ok(n),
         }
+    }
+
+    /// Data positions that host one group: whole groups each, or equal parts of one.
+    fn groups(&self, cells: &[Range<usize>]) -> Result<usize, SpecError> {
+        let (ep, asked) = (self.grid.ep, self.request.ep);
+        let group = cells.iter().filter(|part| part.start < ep).count();
+        let whole = |part: &Range<usize>| part.start.is_multiple_of(ep) && part.end.is_multiple_of(ep);
+        let fits = |part: &Range<usize>| if group == 1 { whole(part) } else { part.len() * group == ep };
+        if let Some(part) = cells.iter().find(|part| !fits(part)) {
+            return Err(self.broken(
+                format!(
+                    "a data position has cells {part:?}: with grid.ep = {ep} each has whole groups of {ep} cells, or all have equal parts of one"
+                ),
+                format!("set layout.dp so that it divides grid.dp / {ep} groups or is a multiple of them, and leave layout.cells unset"),
+            ));
+        }
+        let Some(asked) = asked else { return Ok(group) };
+        if asked == 0 || !group.is_multiple_of(asked) {
+            return Err(self.broken(
+                format!("layout.ep = {asked} does not divide the {group} data positions that host a group"),
+                format!("set layout.ep to {group}, or leave it unset"),
+            ));
+        }
+        if asked != group {
+            return Err(self.broken(
+                format!("layout.ep = {asked}, but all {group} data positions that host a group share the work of its experts"),
+                format!("set layout.ep to {group}, or leave it unset; layout.dp says how many host a group"),
+            ));
+        }
+        Ok(group)
     }
 
     fn chunks_per_rank(&self) -> Result<usize, SpecError> {
@@ -511,7 +551,7 @@ impl Law<'_> {
                 format!("set layout.pp to {}, or give the file one line per position", orders.positions.len()),
             ));
         }
-        let most = cells.iter().map(Range::len).max().unwrap_or(0) * self.grid.microbatches;
+        let most = cells.iter().map(|part| self.grid.units(part.clone()).count()).max().unwrap_or(0);
         if orders.microbatches != most {
             return Err(self.broken(
                 format!(

@@ -223,6 +223,7 @@ pub(crate) fn grid(values: &Values, model: &Model, batch: usize, seq: usize) -> 
     let (microbatch, tp) = (values.need("grid.microbatch")?, values.need("grid.tp")?);
     let grid = Grid::new(model, batch, seq, microbatch, values.int("grid.dp"), tp)?;
     let grid = grid.with_context(values.int("grid.cp").unwrap_or(1), seq)?;
+    let grid = grid.with_experts(model, values.need("grid.ep")?)?;
     match values.text("grid.accumulate") {
         None => Ok(grid),
         Some(_) => Ok(Grid { accumulate: word::<Accumulate>(values, "grid.accumulate")?, ..grid }),
@@ -249,6 +250,7 @@ pub(crate) fn layout_request(values: &Values) -> Result<LayoutRequest, SpecError
     Ok(LayoutRequest {
         dp: values.need("layout.dp")?,
         cp: values.need("layout.cp")?,
+        ep: values.int("layout.ep"),
         tp: values.need("layout.tp")?,
         pp: values.need("layout.pp")?,
         vpp: values.int("layout.vpp"),

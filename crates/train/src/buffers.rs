@@ -6,6 +6,11 @@ use std::ops::Range;
 use program::Value;
 use spec::{Leaf, Unit};
 
+use crate::segments::dispatch::{Sent, Work};
+
+/// Sizes of which spare buffers are kept.
+const SIZES_MAX: usize = 128;
+
 /// Reuses buffers: training takes the same sizes at every step.
 #[derive(Debug, Default)]
 pub struct Pool {
@@ -21,6 +26,10 @@ impl Pool {
     /// Gives a buffer back.
     pub fn give(&mut self, buffer: Vec<f32>) {
         if !buffer.is_empty() {
+            // Sizes that depend on the routers never come again.
+            if self.free.len() >= SIZES_MAX && !self.free.contains_key(&buffer.len()) {
+                self.free.clear();
+            }
             self.free.entry(buffer.len()).or_default().push(buffer);
         }
     }
@@ -234,14 +243,20 @@ pub struct Routed {
     pub chosen: Vec<u32>,
     /// Their gates.
     pub gates: Vec<f32>,
-    /// Rows by expert.
-    pub groups: kernels::Groups,
     /// Local rows of each expert.
     pub counts: Vec<u64>,
     /// Gradient of the gates.
     pub d_gates: Vec<f32>,
     /// Gate and up of the shared expert.
     pub shared: Vec<Vec<f32>>,
+    /// What this rank's experts work on.
+    pub work: Work,
+    /// What each rank of the group was sent; empty where one hosts it.
+    pub sent: Vec<Sent>,
+    /// Outputs, or gradients of rows, that go back to the ranks that sent them.
+    pub returned: Vec<f32>,
+    /// Gradients of the outputs of rows that were sent here.
+    pub dy: Vec<f32>,
 }
 
 /// The key in [`Saved::counts`] of the counts of all layers together.
@@ -312,6 +327,8 @@ pub struct Memory {
     pub aux: BTreeMap<(Leaf, usize, usize), f64>,
     /// What chunks of this rank have handed to others of its chunks, by kind and the chunk that gave it.
     pub handed: HashMap<(Value, usize), VecDeque<Vec<f32>>>,
+    /// Rows sent to ranks with their experts, all layers of the step so far.
+    pub copies: u64,
 }
 
 impl Memory {

@@ -41,6 +41,8 @@ pub struct Comm {
     pub shard: Group,
     /// Those of `dp` with the same shard.
     pub replica: Group,
+    /// Same pipeline and tensor position, data positions of one group of data cells.
+    pub ep: Group,
     /// All.
     pub world: Group,
     /// Same data, context and tensor position; one channel per value and sending chunk.
@@ -102,16 +104,18 @@ impl Comm {
         let dp = hosted(group(Axis::Dp, "dp"));
         let shard = hosted(group(Axis::Shard, "shard"));
         let replica = hosted(group(Axis::Replica, "replica"));
+        let ep = hosted(group(Axis::Ep, "ep"));
         let mut pipes = HashMap::new();
         for value in [Value::Activation, Value::ActivationGrad, Value::TiedGrads] {
             for chunk in 0..layout.chunks() {
                 pipes.insert((value, chunk), group(Axis::Pp, "pp"));
             }
         }
-        let lanes = place.contexts.len();
+        let cells = place.group.blocks / place.group.ranks;
+        let lanes = place.contexts.len() * cells;
         let rows = HashMap::from([(lanes, RowPlans::new(layout, place, lanes))]);
-        let keys = HashMap::from([(1, key_plan(layout, place, 1))]);
-        Self { endpoint, tp, cp, dp, shard, replica, world, pipes, rows, keys }
+        let keys = HashMap::from([(cells, key_plan(layout, place, cells))]);
+        Self { endpoint, tp, cp, dp, shard, replica, ep, world, pipes, rows, keys }
     }
 
     /// The group of an axis; pipes have their own.
@@ -122,6 +126,7 @@ impl Comm {
             Axis::Dp => &self.dp,
             Axis::Shard => &self.shard,
             Axis::Replica => &self.replica,
+            Axis::Ep => &self.ep,
             Axis::Pp | Axis::World => &self.world,
         }
     }

@@ -67,6 +67,8 @@ mutants! {
     LastChunkLost "last-chunk-lost" "the owner of a ZeRO-1 shard updates its last state chunk without its gradient";
     TokenDropped "token-dropped" "the first row of a microbatch does not reach its first expert";
     GatesNotRenormed "gates-not-renormed" "gates are not divided by the sum of the chosen scores";
+    CombineInOneBlock "combine-in-one-block" "experts of a row added as one block: a chain instead of the tree over blocks";
+    GroupReversed "group-reversed" "rows of a group enter the products of expert gradients last data cell first";
     ExpertsOwnSlice "experts-own-slice" "expert gradients not reduced over the tensor ranks";
     CellsMixed "cells-mixed" "gradients of a data cell that opens early go to the cell before";
     RecomputeUnmasked "recompute-unmasked" "recomputed attention does not know the documents";

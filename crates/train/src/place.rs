@@ -6,6 +6,8 @@ use kernels::Queries;
 use spec::grid::zigzag;
 use spec::{Coords, Grid, Lanes, Layout, Model, Unit};
 
+use crate::segments::dispatch::GroupRanks;
+
 /// Sizes of one rank's part of a unit. Row buffers are row-major [lane, sequence, position, width]; the positions of a
 /// lane are those of its context cell ([`zigzag`]), or the hosted slices of them.
 #[derive(Debug, Clone)]
@@ -16,6 +18,10 @@ pub struct Place {
     pub holder: usize,
     /// Its coordinates.
     pub at: Coords,
+    /// Its data cells.
+    pub data_cells: Range<usize>,
+    /// The ranks that share a group of data cells and its experts.
+    pub group: GroupRanks,
     /// Its context cells, of `grid_cp`.
     pub contexts: Range<usize>,
     /// Context cells of the grid.
@@ -58,6 +64,8 @@ impl Place {
             rank,
             holder: layout.holder(at),
             at,
+            data_cells: layout.cells[at.dp].clone(),
+            group: GroupRanks { ranks: layout.group, blocks: grid.ep },
             contexts: layout.context_cells(at.cp, grid.cp),
             grid_cp: grid.cp,
             cells: layout.tensor_cells(at.tp, grid.tp),
@@ -84,7 +92,9 @@ impl Place {
 
     /// The hosted lanes of `unit`.
     pub fn lanes(&self, unit: Unit) -> Lanes {
-        Lanes { cells: unit.cell..unit.cell + 1, contexts: self.contexts.clone() }
+        // The data cells of the unit's group that are hosted here.
+        let group_end = unit.cell / self.group.blocks * self.group.blocks + self.group.blocks;
+        Lanes { cells: unit.cell..group_end.min(self.data_cells.end), contexts: self.contexts.clone() }
     }
 
     /// The leaves of the lanes of `unit`, ascending.

@@ -238,7 +238,7 @@ impl RankRun<'_> {
             tokens_per_s: rate,
             tokens_per_s_rank: rate / run.layout.world() as f64,
             mfu: flops / (self.job.peak_gflops * 1e9),
-            experts: expert_load(&self.executor.loads, 0, tokens, aux),
+            experts: expert_load(&self.executor.loads, self.executor.copies, tokens, aux),
         }));
         Ok(decision.stop)
     }

@@ -108,7 +108,9 @@ impl Executor<'_> {
     /// that host it. The others take part in the gathers of its parameters, which their own first unit has as well.
     fn next_logits(&mut self, program: &Program, window: &[u32]) -> Result<Vec<f32>, TrainError> {
         let (seq, rows) = (self.place.seq, self.place.batch * self.place.seq);
-        let unit = Unit { cell: 0, mb: 0 };
+        // Where several ranks host the first group, each names its unit by the first cell that it hosts.
+        let first = self.place.data_cells.start;
+        let unit = Unit { cell: if first < self.place.group.blocks { first } else { 0 }, mb: 0 };
         self.capture = Some(Vec::new());
         let first = Unit { cell: self.run.layout.cells[self.place.at.dp].start, mb: 0 };
         let gathers = |op: &Op| matches!(op, Op::Collective { value: Value::Params(_), .. } | Op::Release(_));

@@ -24,6 +24,8 @@ pub struct Ballot {
     pub aux: Vec<((Leaf, usize, usize), f64)>,
     /// Rows of each expert: (layer, by expert). Those of all ranks add up to the step's.
     pub loads: Vec<(usize, Vec<u64>)>,
+    /// Rows sent to ranks with their experts.
+    pub copies: u64,
 }
 
 impl Ballot {
@@ -52,6 +54,7 @@ impl Ballot {
                 .into_iter()
                 .for_each(&mut put);
         }
+        put(self.copies);
         put(self.loads.len() as u64);
         for (layer, counts) in &self.loads {
             [*layer as u64, counts.len() as u64].into_iter().chain(counts.iter().copied()).for_each(&mut put);
@@ -85,6 +88,7 @@ impl Ballot {
             let at = (leaf, next()? as usize, next()? as usize);
             ballot.aux.push((at, f64::from_bits(next()?)));
         }
+        ballot.copies = next()?;
         for _ in 0..next()? {
             let (layer, count) = (next()? as usize, next()?);
             ballot.loads.push((layer, (0..count).map(|_| next()).collect::<Result<_, _>>()?));
@@ -106,6 +110,8 @@ pub struct Tally {
     pub aux: f64,
     /// Rows of each expert, by layer; empty without experts.
     pub loads: Vec<Vec<u64>>,
+    /// Rows sent to ranks with their experts, all layers.
+    pub copies: u64,
 }
 
 /// Adds up the ballots. With `tensors` empty no squares are expected (validation).
@@ -132,7 +138,7 @@ pub fn tally(ballots: &[Ballot], grid: &Grid, tensors: &[Tensor]) -> Result<Tall
     }
     let loss = LossSum { nats: sum_f64(&cells), tokens: tokens_bytes.0, bytes: tokens_bytes.1 };
     let stop = ballots.iter().any(|b| b.stop);
-    Ok(Tally { loss, squares: squares(ballots, grid, tensors)?, stop, aux: 0.0, loads: Vec::new() })
+    Ok(Tally { loss, squares: squares(ballots, grid, tensors)?, stop, aux: 0.0, loads: Vec::new(), copies: 0 })
 }
 
 /// [`tally`] of a training step, with what the routers report.
@@ -142,6 +148,7 @@ pub fn tally(ballots: &[Ballot], grid: &Grid, tensors: &[Tensor]) -> Result<Tall
 pub fn tally_step(ballots: &[Ballot], run: &Run, tensors: &[Tensor]) -> Result<Tally, TrainError> {
     let mut tally = tally(ballots, &run.grid, tensors)?;
     let Some(moe) = &run.model.moe else { return Ok(tally) };
+    tally.copies = ballots.iter().map(|ballot| ballot.copies).sum();
     tally.loads = vec![vec![0; moe.experts]; run.model.layers];
     for (layer, counts) in ballots.iter().flat_map(|b| &b.loads) {
         let Some(sums) = tally.loads.get_mut(*layer).filter(|sums| sums.len() == counts.len()) else {
@@ -262,7 +269,7 @@ mod tests {
     }
 
     fn grid() -> Grid {
-        Grid { dp: 2, cp: 1, tp: 1, microbatch: 1, microbatches: 1, accumulate: spec::Accumulate::Local }
+        Grid { dp: 2, cp: 1, ep: 1, tp: 1, microbatch: 1, microbatches: 1, accumulate: spec::Accumulate::Local }
     }
 
     fn one_tensor() -> Vec<Tensor> {
@@ -288,7 +295,7 @@ mod tests {
     #[test]
     fn what_routers_report_reads_back() {
         let leaf = Leaf { cell: 1, mb: 0 };
-        let ballot = Ballot { aux: vec![((leaf, 2, 1), 0.25)], loads: vec![(0, vec![5, 0, 7])], ..ballot() };
+        let ballot = Ballot { aux: vec![((leaf, 2, 1), 0.25)], loads: vec![(0, vec![5, 0, 7])], copies: 9, ..ballot() };
         let bytes = ballot.encode();
         assert_eq!(Ballot::decode(&bytes).unwrap(), ballot);
         assert!(Ballot::decode(&bytes[..bytes.len() - 8]).is_err());

@@ -33,11 +33,14 @@ struct Natural {
 impl Natural {
     /// The layouts that the case can have, each with its grid.
     fn layouts(&self, all: &[&[&'static str]]) -> Vec<Vec<&'static str>> {
-        let fits = |sets: &&&[&str]| {
-            (self.splits || !sets.contains(&"layout.tp=2")) && !(self.whole_batch && sets.contains(&"layout.dp=2"))
+        let fits = |sets: &&&[&str]| self.splits || !sets.contains(&"layout.tp=2");
+        // Two data cells are one group: their microbatches are one unit.
+        let whole = |sets: &[&str]| if sets.contains(&"layout.dp=2") { "grid.ep=2" } else { "grid.microbatch=2" };
+        let with = |sets: &&[&'static str]| {
+            let whole = self.whole_batch.then(|| whole(sets));
+            sets.iter().copied().chain(whole).collect()
         };
-        let microbatch = if self.whole_batch { &["grid.microbatch=2"][..] } else { &[] };
-        all.iter().filter(fits).map(|sets| [sets, microbatch].concat()).collect()
+        all.iter().filter(fits).map(with).collect()
     }
 }
 

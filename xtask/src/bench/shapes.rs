@@ -3,7 +3,7 @@
 use serde_json::{Value, json};
 use spec::Run;
 
-/// A model of [`spec::model::PRESETS`] with the batch of a step.
+/// A model of [`spec::model::PRESETS`] (E: M with experts) with the batch of a step.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Shape {
     /// Its name on the command line and in the table.
@@ -17,12 +17,16 @@ pub struct Shape {
 }
 
 /// All shapes.
-pub const SHAPES: [Shape; 4] = [
+pub const SHAPES: [Shape; 5] = [
     Shape { name: "S", preset: "S", seq: 128, batch: 16 },
     Shape { name: "M", preset: "M", seq: 256, batch: 8 },
     Shape { name: "L", preset: "L", seq: 256, batch: 4 },
     Shape { name: "long", preset: "M", seq: 2048, batch: 1 },
+    Shape { name: "E", preset: "M", seq: 256, batch: 8 },
 ];
+
+/// What the model of shape E has more than its preset.
+const EXPERTS: &str = "experts = 8\nexperts_per_token = 2\nexpert_ffn = 352\n";
 
 /// A layout, and how the peer does the same.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -31,6 +35,8 @@ pub struct Mode {
     pub name: &'static str,
     /// Ranks on the data axis.
     pub dp: usize,
+    /// Of these, ranks that share the work of experts.
+    pub ep: usize,
     /// Ranks on the context axis.
     pub cp: usize,
     /// Ranks on the tensor axis.
@@ -49,10 +55,10 @@ pub struct Mode {
 const PIPELINE_MICROBATCHES: usize = 4;
 
 const ALONE: Mode =
-    Mode { name: "", dp: 1, cp: 1, tp: 1, pp: 1, zero: 0, threads: 1, variants: &["eager", "compiled"] };
+    Mode { name: "", dp: 1, ep: 1, cp: 1, tp: 1, pp: 1, zero: 0, threads: 1, variants: &["eager", "compiled"] };
 
 /// All modes.
-pub const MODES: [Mode; 8] = [
+pub const MODES: [Mode; 9] = [
     Mode { name: "1x1", ..ALONE },
     Mode { name: "1x2", threads: 2, ..ALONE },
     Mode { name: "dp2-zero0", dp: 2, variants: &["ddp"], ..ALONE },
@@ -61,6 +67,7 @@ pub const MODES: [Mode; 8] = [
     Mode { name: "tp2", tp: 2, variants: &["dtensor"], ..ALONE },
     Mode { name: "pp2", pp: 2, variants: &["gpipe", "1f1b"], ..ALONE },
     Mode { name: "cp2", cp: 2, variants: &[], ..ALONE },
+    Mode { name: "ep2", dp: 2, ep: 2, variants: &[], ..ALONE },
 ];
 
 impl Mode {
@@ -69,9 +76,14 @@ impl Mode {
         self.dp * self.cp * self.tp * self.pp
     }
 
-    /// True if `shape` is measured in this mode: one long sequence has only its context to share out.
+    /// True if `shape` is measured in this mode: one long sequence has only its context to share out, experts their work.
     pub fn fits(&self, shape: &Shape) -> bool {
-        if shape.batch == 1 { self.dp * self.tp * self.pp == 1 } else { self.cp == 1 }
+        let alone = self.ranks() == 1;
+        match shape.name {
+            "E" => alone || self.ep > 1,
+            "long" => alone || self.cp > 1,
+            _ => self.cp * self.ep == 1,
+        }
     }
 
     /// Cores that it keeps busy.
@@ -85,6 +97,7 @@ impl Mode {
         let set = |key: &str, value: usize| format!("{key}={value}");
         vec![
             set("grid.dp", self.dp),
+            set("grid.ep", self.ep),
             set("grid.cp", self.cp),
             set("grid.tp", self.tp),
             set("grid.microbatch", shape.batch / self.dp / microbatches),
@@ -102,8 +115,9 @@ impl Shape {
     /// The run file of `steps` steps on synthetic data: no validation, a checkpoint only at the end.
     pub fn run_file(&self, steps: u64) -> String {
         let Self { preset, seq, batch, .. } = self;
+        let experts = if self.name == "E" { EXPERTS } else { "" };
         format!(
-            "[model]\npreset = \"{preset}\"\n\n[data]\nsource = \"synthetic\"\neod = false\n\n\
+            "[model]\npreset = \"{preset}\"\n{experts}\n[data]\nsource = \"synthetic\"\neod = false\n\n\
              [train]\nsteps = {steps}\nbatch = {batch}\nseq = {seq}\neval_sequences = 0\n"
         )
     }
@@ -119,6 +133,9 @@ impl Shape {
         Ok(json!({
             "hidden": model.hidden, "layers": model.layers, "heads": model.heads, "kv_heads": model.kv_heads,
             "ffn": model.ffn, "vocab": model.vocab, "seq": self.seq, "batch": self.batch,
+            "experts": model.moe.as_ref().map_or(0, |moe| moe.experts),
+            "experts_per_token": model.moe.as_ref().map_or(0, |moe| moe.per_token),
+            "expert_ffn": model.moe.as_ref().map_or(0, |moe| moe.ffn),
         }))
     }
 }
@@ -154,6 +171,7 @@ mod tests {
         let l = SHAPES[2].json().unwrap();
         let want = json!({
             "hidden": 512, "layers": 8, "heads": 8, "kv_heads": 4, "ffn": 1408, "vocab": 8192, "seq": 256, "batch": 4,
+            "experts": 0, "experts_per_token": 0, "expert_ffn": 0,
         });
         assert_eq!(l, want);
     }
@@ -162,8 +180,8 @@ mod tests {
     fn names_are_picked_or_refused() {
         let names = |words: &[&str]| words.iter().map(|w| w.to_string()).collect::<Vec<_>>();
         let picked = |words: &[&str]| pick(&SHAPES, |s| s.name, &names(words));
-        assert_eq!(picked(&[]).unwrap().len(), 4);
+        assert_eq!(picked(&[]).unwrap().len(), SHAPES.len());
         assert_eq!(picked(&["L", "S"]).unwrap(), [SHAPES[0], SHAPES[2]]);
-        assert!(picked(&["XL"]).unwrap_err().contains("S, M, L, long"));
+        assert!(picked(&["XL"]).unwrap_err().contains("S, M, L, long, E"));
     }
 }

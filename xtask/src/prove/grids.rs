@@ -250,6 +250,33 @@ tp = 2
 accumulate = "reduced"
 "#,
     },
+    Grid {
+        name: "G11",
+        about: "experts in groups: dp4 cp2 tp2 ep4, 8 experts top-3, auxiliary loss per layer, 2 microbatches per cell",
+        toml: r#"
+[model]
+preset = "nano"
+experts = 8
+experts_per_token = 3
+expert_ffn = 24
+shared_ffn = 16
+aux_loss = 0.01
+[data]
+source = "synthetic"
+[train]
+steps = 6
+batch = 8
+seq = 64
+lr = 1e-2
+eval_every = 4
+eval_sequences = 5
+[grid]
+dp = 4
+cp = 2
+tp = 2
+ep = 4
+"#,
+    },
 ];
 
 /// How a run gets to its end.
@@ -453,6 +480,24 @@ const STRAIGHT: &[&[&str]] = &[
         "dp=2 cp=2 tp=2 zero=2 shard=2",
         "dp=2 pp=4 cells=[1,3] schedule=zb-h1 zero=2",
     ],
+    &[
+        "tp=2",
+        "dp=2",
+        "dp=4",
+        "dp=4 transport=tcp",
+        "dp=4 tp=2 zero=1",
+        "pp=2",
+        "dp=2 pp=2 zero=1",
+        "dp=2 tp=2 pp=2 schedule=interleaved",
+        "dp=4 ranks_per_host=2",
+        "dp=4 transport=threads",
+        "cp=2 tp=2",
+        "cp=2 dp=2",
+        "cp=2 tp=2 dp=4",
+        "pp=2 schedule=zb-h1",
+        "pp=2 schedule=zbv",
+        "pp=2 schedule=dualpipe-v",
+    ],
 ];
 
 /// (grid, before, in the middle stopped by a signal?, after)
@@ -471,6 +516,7 @@ const RESUMED: &[(usize, &str, bool, &str)] = &[
     (9, "dp=2 zero=3", true, "dp=4 zero=2"),
     (9, "dp=3 zero=2", false, "dp=2 tp=2 pp=2 zero=3"),
     (9, "dp=4 zero=3 shard=2", false, "threads=1"),
+    (10, "dp=4", true, "dp=2 pp=2"),
 ];
 
 /// The rows that are always run; `simd`: the instruction paths of this CPU.

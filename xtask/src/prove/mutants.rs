@@ -42,6 +42,8 @@ pub fn case(mutant: Mutant) -> (Row, Expect) {
         Mutant::LastChunkLost => (1, "dp=2 zero=1", OtherDigest),
         Mutant::TokenDropped => (4, "dp=2", OtherDigest),
         Mutant::GatesNotRenormed => (4, "pp=2", OtherDigest),
+        Mutant::CombineInOneBlock => (10, "pp=2", OtherDigest),
+        Mutant::GroupReversed => (10, "pp=2", OtherDigest),
         Mutant::ExpertsOwnSlice => (4, "tp=2", Disagreement),
         // The input part of a cell's first unit comes before the weight part of the last unit of the cell before.
         Mutant::CellsMixed => (1, "pp=2 schedule=zb-h1", OtherDigest),

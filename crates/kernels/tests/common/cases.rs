@@ -1,7 +1,7 @@
 //! One call of every kernel on fixed inputs: (ctx, offset) -> all outputs. The offset shifts every buffer.
 
 use kernels::{
-    Acc, AdamW, AttnShape, Ctx, Groups, IGNORE, Mat, MatMut, Queries, RopeTable, RouterShape, XentStat, adamw,
+    Acc, AdamW, AttnShape, Ctx, Groups, IGNORE, Mat, MatMut, Queries, RopeTable, RouterShape, Terms, XentStat, adamw,
     add_assign, attention, attention_backward, combine, embed, embed_backward, fill_normal, gates_backward, product,
     rms_norm, rms_norm_backward, rms_norm_weight_grad, rope, rope_backward, route, route_backward, sum_squares, swiglu,
     swiglu_backward, xent_combine, xent_grad, xent_stats,
@@ -145,9 +145,11 @@ fn experts_all(ctx: &Ctx, at: usize) -> Vec<f32> {
         let mut d_logits = output(n, at);
         let d = &mut d_logits[at..];
         route_backward(ctx, &shape, &scores[at..], &chosen, &gates[at..], &d_gates[at..], &aux[at..], d);
-        let groups = Groups::new(&chosen, k, experts, &[std::iter::once(0..ROWS).collect()]);
+        let first: Vec<u32> = (0..=ROWS).map(|row| (row * k) as u32).collect();
+        let groups = Groups::new(&first, &chosen, experts, &[std::iter::once(0..ROWS).collect()]);
         let (y, mut out) = (input(5, slots * H, at), output(ROWS * H, at));
-        combine(ctx, &y[at..], H, k, &groups.slots, &gates[at..], &mut out[at..]);
+        let terms = Terms { first: &first, slots: &groups.slots, gates: &gates[at..], blocks: &[], num_blocks: 1 };
+        combine(ctx, &y[at..], H, &terms, &mut out[at..]);
         let (mut act, mut d_act, mut dg) = (input(6, slots * H, at), input(7, slots * H, at), output(slots, at));
         gates_backward(ctx, &gates[at..], H, &mut act[at..], &mut d_act[at..], &mut dg[at..]);
         all.extend(

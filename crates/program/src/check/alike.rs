@@ -15,6 +15,9 @@
 //!    have come, which is when one member of each class of alike positions has. So all lists end if and only if those of one
 //!    position per class do, with groups of one member per class; and every clock is that of its renamed rank.
 //!
+//! An exchange over `Ep` spans neighbouring positions. If all positions are alike its members come together, so one of them
+//! stands for it; if not, all lists are proved.
+//!
 //! Nothing is assumed of how the lists came about: every list is made and compared. A position that is like no other (more
 //! data cells than its neighbours, say) is a class of its own and is proved itself.
 
@@ -78,6 +81,12 @@ pub fn check_alike(
         }));
     }
 
+    if layout.group > 1 && firsts.len() > 1 {
+        // Neighbours of one group are not alike: what they exchange is looked at in full.
+        let all: Vec<Program> = (0..layout.world()).map(&lower).collect();
+        return super::check(&all, model, grid, layout, seq, mode);
+    }
+
     let laws = law::Laws::new(model, &sizes, layout, mode);
     let sums = law::Sums::new(grid, layout);
     let step = order::Step { model, grid, layout, mode, sizes: &sizes, laws: &laws, sums };
@@ -87,6 +96,7 @@ pub fn check_alike(
     let few = Layout {
         dp: firsts.len(),
         shard: if layout.replicas() == 1 { firsts.len() * layout.cp } else { 1 },
+        group: 1,
         cells: firsts.iter().map(|(first, _)| layout.cells[*first].clone()).collect(),
         ..layout.clone()
     };

@@ -174,18 +174,25 @@ impl<'a> Stream<'a> {
         }
         let again = |l: usize| if mode == Mode::Train { layout.recompute[l] } else { Recompute::None };
         for l in layers.clone() {
-            let feed_forward: &[Segment] =
-                if model.moe.is_some() { &[Segment::Route(l), Segment::Experts(l)] } else { &[Segment::Mlp(l)] };
             let inputs = sizes.has_context().then_some(Segment::Qkv(l));
-            let before =
-                [Segment::AttnNorm(l)].into_iter().chain(inputs).chain([Segment::Attn(l), Segment::MlpNorm(l)]);
-            for segment in before.chain(feed_forward.iter().copied()).chain([Segment::Residual(l)]) {
+            let before = [Segment::AttnNorm(l)].into_iter().chain(inputs);
+            for segment in before.chain([Segment::Attn(l), Segment::MlpNorm(l)]) {
                 s.pass(Pass::Forward, segment);
-                if let (Recompute::Selective, Segment::Attn(_)) | (Recompute::Full, Segment::Residual(_)) =
-                    (again(l), segment)
-                {
+                if let (Recompute::Selective, Segment::Attn(_)) = (again(l), segment) {
                     s.push(Op::Drop(segment), 0, None);
                 }
+            }
+            if model.moe.is_some() {
+                s.pass(Pass::Forward, Segment::Route(l));
+                s.travel(Value::Dispatch(l), None);
+                s.pass(Pass::Forward, Segment::Experts(l));
+                s.travel(Value::Combine(l), None);
+            } else {
+                s.pass(Pass::Forward, Segment::Mlp(l));
+            }
+            s.pass(Pass::Forward, Segment::Residual(l));
+            if again(l) == Recompute::Full {
+                s.push(Op::Drop(Segment::Residual(l)), 0, None);
             }
         }
         if sizes.has_router_counts(mode) {
@@ -195,6 +202,10 @@ impl<'a> Stream<'a> {
             if sizes.has_context() {
                 let (value, bytes) = (Value::RouterCounts, sizes.router_counts_context(chunk));
                 s.push(Op::Collective { exchange: Exchange::AllGather, value, axis: Axis::Cp, bytes }, 0, None);
+            }
+            if sizes.travels() {
+                let (value, bytes) = (Value::RouterCounts, sizes.router_counts_ep(chunk));
+                s.push(Op::Collective { exchange: Exchange::AllGather, value, axis: Axis::Ep, bytes }, 0, None);
             }
         }
         if is_last {
@@ -229,11 +240,16 @@ impl<'a> Stream<'a> {
                 let rest = [(Pass::Recompute, Segment::MlpNorm(l)), (Pass::RecomputeKept, Segment::Mlp(l))];
                 s.attention_again(l, Pass::Recompute, &rest);
             }
-            let feed_forward: &[Segment] =
-                if model.moe.is_some() { &[Segment::Experts(l), Segment::Route(l)] } else { &[Segment::Mlp(l)] };
-            for segment in feed_forward.iter().chain(&[Segment::MlpNorm(l)]) {
-                s.pass(Pass::Backward, *segment);
+            if model.moe.is_some() {
+                s.travel(Value::DispatchGrad(l), None);
+                s.pass(Pass::Backward, Segment::Experts(l));
+                // The shared expert's gradients are added where the rows are.
+                s.travel(Value::CombineGrad(l), Some(Accumulator::Experts(l)));
+                s.pass(Pass::Backward, Segment::Route(l));
+            } else {
+                s.pass(Pass::Backward, Segment::Mlp(l));
             }
+            s.pass(Pass::Backward, Segment::MlpNorm(l));
             if again(l) == Recompute::Selective {
                 s.attention_again(l, Pass::RecomputeKept, &[]);
             }
@@ -322,6 +338,14 @@ impl<'a> Stream<'a> {
 
     fn exchange(&mut self, exchange: Exchange, value: Value, bytes: u64, adds: Option<Accumulator>) {
         self.push(Op::Collective { exchange, value, axis: Axis::Tp, bytes }, 0, adds);
+    }
+
+    /// Rows of experts between the ranks of a group, if there are several.
+    fn travel(&mut self, value: Value, adds: Option<Accumulator>) {
+        if self.sizes.travels() {
+            let bytes = self.sizes.travel(value);
+            self.push(Op::Collective { exchange: Exchange::AllToAll, value, axis: Axis::Ep, bytes }, 0, adds);
+        }
     }
 
     /// The exchange between two forms, if they differ.

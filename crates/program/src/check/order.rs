@@ -34,20 +34,10 @@ pub(super) fn check(step: &Step<'_>, program: &Program) -> Vec<Violation> {
     let at = step.layout.coords(program.rank);
     let chunks: Vec<ChunkOrder<'_>> =
         step.layout.chunks_of(at.pp).map(|chunk| ChunkOrder::new(chunk, step, at)).collect();
-    let cells = step.layout.cells[at.dp].clone();
+    let cells: Vec<usize> = step.grid.unit_cells(step.layout.cells[at.dp].clone()).collect();
     let loaded = vec![false; cells.len() * step.grid.microbatches];
-    let mut order = Order {
-        step,
-        program,
-        at,
-        first_cell: cells.start,
-        cells: cells.len(),
-        loaded,
-        chunks,
-        ballot: false,
-        vote: false,
-        violations: Vec::new(),
-    };
+    let mut order =
+        Order { step, program, at, cells, loaded, chunks, ballot: false, vote: false, violations: Vec::new() };
     for (index, instr) in program.instrs.iter().enumerate() {
         if order.violations.len() >= VIOLATIONS_PER_RANK_MAX {
             return order.violations;
@@ -83,7 +73,7 @@ impl<'a> ChunkOrder<'a> {
         let (layout, grid) = (step.layout, step.grid);
         let rank_of = |chunk: usize| layout.rank(Coords { pp: layout.chunk_pp(chunk), ..at });
         let last = layout.chunks() - 1;
-        let (laws, cells) = (step.laws.of(chunk, at), layout.cells[at.dp].len());
+        let (laws, cells) = (step.laws.of(chunk, at), grid.unit_cells(layout.cells[at.dp].clone()).count());
         Self {
             chunk,
             laws,
@@ -119,8 +109,8 @@ struct Order<'a> {
     step: &'a Step<'a>,
     program: &'a Program,
     at: Coords,
-    first_cell: usize,
-    cells: usize,
+    /// The data cells by which the rank's units are named.
+    cells: Vec<usize>,
     loaded: Vec<bool>,
     chunks: Vec<ChunkOrder<'a>>,
     ballot: bool,
@@ -165,10 +155,8 @@ impl Order<'_> {
     fn local_unit(&mut self, at: usize, unit: Option<Unit>) -> Option<usize> {
         let microbatches = self.step.grid.microbatches;
         match unit {
-            Some(Unit { cell, mb })
-                if (self.first_cell..self.first_cell + self.cells).contains(&cell) && mb < microbatches =>
-            {
-                Some((cell - self.first_cell) * microbatches + mb)
+            Some(Unit { cell, mb }) if mb < microbatches && self.local_cell(cell).is_some() => {
+                self.local_cell(cell).map(|local| local * microbatches + mb)
             }
             Some(Unit { cell, mb }) => {
                 self.wrong(
@@ -187,7 +175,12 @@ impl Order<'_> {
     /// The unit of this rank with index `i`.
     fn unit(&self, i: usize) -> Unit {
         let microbatches = self.step.grid.microbatches;
-        Unit { cell: self.first_cell + i / microbatches, mb: i % microbatches }
+        Unit { cell: self.cells[i / microbatches], mb: i % microbatches }
+    }
+
+    /// The number of a data cell among those by which the rank's units are named.
+    fn local_cell(&self, cell: usize) -> Option<usize> {
+        self.cells.iter().position(|known| *known == cell)
     }
 
     fn instr(&mut self, at: usize, instr: &Instr) {
@@ -197,7 +190,7 @@ impl Order<'_> {
             Op::Collective { value: Value::SliceGrads, axis: Axis::Tp, exchange: Exchange::AllReduce, bytes } => {
                 self.slice_grads(at, instr, bytes);
             }
-            Op::Collective { axis: Axis::Tp | Axis::Cp, .. } => self.of_unit(at, instr),
+            Op::Collective { axis: Axis::Tp | Axis::Cp | Axis::Ep, .. } => self.of_unit(at, instr),
             Op::Collective { exchange, value, axis, bytes } => self.of_step(at, instr, exchange, value, axis, bytes),
             Op::Send { value: Value::TiedGrads, to, bytes } => self.tied(at, instr, true, to, bytes),
             Op::Recv { value: Value::TiedGrads, from, bytes } => self.tied(at, instr, false, from, bytes),

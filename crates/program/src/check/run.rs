@@ -96,7 +96,8 @@ fn same_collective(a: &Instr, b: &Instr) -> bool {
             Op::Collective { exchange: f, value: w, axis: y, .. },
         ) => {
             let units = match x {
-                Axis::Dp | Axis::Shard | Axis::Replica => a.unit.map(|u| u.mb) == b.unit.map(|u| u.mb),
+                // The ranks of a group name its unit by different cells, and have one group each.
+                Axis::Dp | Axis::Shard | Axis::Replica | Axis::Ep => a.unit.map(|u| u.mb) == b.unit.map(|u| u.mb),
                 _ => a.unit == b.unit,
             };
             (e, v, x) == (f, w, y) && a.chunk == b.chunk && units

@@ -136,7 +136,7 @@ impl List<'_> {
         if self.works() && grid.completes(unit) {
             self.push(Op::Close { cell: unit.cell, bucket });
         }
-        let last = unit.cell - layout.cells[self.at.dp].start + 1 == rounds(layout);
+        let last = (unit.cell - layout.cells[self.at.dp].start) / grid.ep + 1 == rounds(grid, layout);
         if leave_early(grid, layout) && last {
             self.sum(bucket, Exchange::ReduceScatter);
         }

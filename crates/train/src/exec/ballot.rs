@@ -21,6 +21,7 @@ impl Executor<'_> {
             return ballot;
         }
         ballot.aux = self.memory.aux.iter().map(|(at, value)| (*at, *value)).collect();
+        ballot.copies = self.memory.copies;
         ballot.loads = self.memory.loads.iter().map(|(layer, counts)| (*layer, counts.clone())).collect();
         for state in self.chunks.values() {
             for bucket in state.buckets.iter().filter(|b| b.plan.parameters) {

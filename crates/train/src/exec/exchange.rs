@@ -3,6 +3,7 @@
 use kernels::XentStat;
 use program::{Axis, Bucket, Exchange, Instr, Mode, Value};
 
+use super::experts::Trip;
 use super::{Executor, unhosted, unit_of};
 use crate::buffers::Memory;
 use crate::error::TrainError;
@@ -70,6 +71,10 @@ impl Executor<'_> {
             }
             Value::Stats => self.gather_stats()?,
             Value::RouterCounts => self.router_counts(instr.chunk, unit_of(instr)?, axis)?,
+            Value::Dispatch(layer) => self.travel(mode, instr, layer, Trip::Out)?,
+            Value::Combine(layer) => self.travel(mode, instr, layer, Trip::Back)?,
+            Value::DispatchGrad(layer) => self.travel(mode, instr, layer, Trip::GradOut)?,
+            Value::CombineGrad(layer) => self.travel(mode, instr, layer, Trip::GradBack)?,
             Value::SliceGrads => self.slice_grads(instr)?,
             Value::NormGrads => self.norm_grads(instr)?,
             Value::Grads(bucket) => self.grads(instr, exchange, bucket)?,

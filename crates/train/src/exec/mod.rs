@@ -2,6 +2,7 @@
 
 mod ballot;
 mod exchange;
+mod experts;
 mod grads;
 mod record;
 mod routers;
@@ -78,6 +79,8 @@ pub struct Executor<'a> {
     decision: Option<Decision>,
     /// Rows of each expert in the last step, by layer.
     pub loads: Vec<Vec<u64>>,
+    /// Rows sent in it to ranks with their experts, all layers.
+    pub copies: u64,
     step: u64,
 }
 
@@ -122,6 +125,7 @@ impl<'a> Executor<'a> {
             ballot: Vec::new(),
             decision: None,
             loads: Vec::new(),
+            copies: 0,
             step: 0,
         }
     }
@@ -169,6 +173,7 @@ impl<'a> Executor<'a> {
         self.memory.losses.clear();
         self.memory.loads.clear();
         self.memory.aux.clear();
+        self.memory.copies = 0;
         let left = self.memory.in_flight();
         if !left.is_empty() {
             return Err(TrainError::Internal(format!("values of {left:?} (chunk, unit) were made and never used")));
@@ -207,7 +212,7 @@ impl<'a> Executor<'a> {
                 let mut tally = self.tally(mode)?;
                 tally.loss = mutant::step_loss(self.mutant, tally.loss, &self.memory.losses);
                 self.decision = Some(vote::decide(&tally, &self.run.train));
-                self.loads = tally.loads;
+                (self.loads, self.copies) = (tally.loads, tally.copies);
             }
             Op::Apply => {
                 let decision = self.decision.ok_or_else(|| TrainError::Internal("apply before the vote".into()))?;
@@ -259,6 +264,7 @@ impl<'a> Executor<'a> {
             model: &self.run.model,
             place: &self.place,
             lanes: self.place.lanes(unit),
+            group: self.place.group,
             rope: &self.rope,
             mode,
             mutant: self.mutant,

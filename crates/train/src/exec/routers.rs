@@ -15,15 +15,20 @@ use crate::segments::need;
 
 impl Executor<'_> {
     /// Rows of each expert over all sequence slices of the unit, in every layer of the chunk, and its rows that have a
-    /// target: added up over the tensor positions, then over the context positions. They are whole numbers far below
+    /// target: added up over the tensor positions, then over the context positions and the ranks of its group. They are whole numbers far below
     /// 2^24: float32 holds them, and their sums have no order.
     pub(super) fn router_counts(&mut self, chunk: usize, unit: Unit, axis: Axis) -> Result<(), TrainError> {
         let mine = match axis {
-            Axis::Cp => need(&mut self.memory.regs.router_counts, "router_counts")?,
-            _ => self.own_counts(chunk, unit)?,
+            Axis::Tp => self.own_counts(chunk, unit)?,
+            _ => need(&mut self.memory.regs.router_counts, "router_counts")?,
         };
         let sum = self.sum_counts(axis, mine)?;
-        if axis == Axis::Tp && self.place.grid_cp > 1 {
+        let last = match (self.place.group.ranks > 1, self.place.grid_cp > 1) {
+            (true, _) => Axis::Ep,
+            (false, true) => Axis::Cp,
+            (false, false) => Axis::Tp,
+        };
+        if axis != last {
             self.memory.regs.router_counts = Some(sum);
             return Ok(());
         }

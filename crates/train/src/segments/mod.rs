@@ -17,7 +17,7 @@ use std::ops::Range;
 
 pub use head::keep_input;
 use kernels::{Acc, Ctx, Mat, MatMut, RopeTable};
-pub use moe::move_biases;
+pub use moe::{add_shared, add_shared_backward, dispatch, move_biases};
 use program::instr::{Mode, Pass, Segment};
 use spec::tensors::Role;
 use spec::tree::Counter;
@@ -39,6 +39,8 @@ pub struct Env<'a> {
     pub place: &'a Place,
     /// Its lanes of the unit.
     pub lanes: Lanes,
+    /// The ranks that share the experts of the unit.
+    pub group: dispatch::GroupRanks,
     /// Rotary angles.
     pub rope: &'a RopeTable,
     /// Whether gradients are wanted.

@@ -61,23 +61,21 @@ impl Order<'_> {
 
     /// Leaf number `i` of this rank, in the order of the sums: its cell, and its microbatch (0 where all add up first).
     fn leaf(&self, i: usize) -> (usize, usize) {
-        if self.step.sums.count == 1 {
-            (self.first_cell + i, 0)
-        } else {
-            (self.first_cell + i % self.cells, i / self.cells)
-        }
+        let cells = self.cells.len();
+        if self.step.sums.count == 1 { (self.cells[i], 0) } else { (self.cells[i % cells], i / cells) }
     }
 
     /// Leaves of this rank in a step.
     fn leaves(&self) -> usize {
-        self.cells * self.step.sums.count
+        self.cells.len() * self.step.sums.count
     }
 
     /// A microbatch of leaf number `leaf` that has yet to add to one of the accumulators given.
     fn yet_to_add(&self, local: usize, leaf: usize, accumulators: impl Iterator<Item = usize>) -> Option<usize> {
         let (cell, mb) = self.leaf(leaf);
         let end = if self.step.sums.count == 1 { self.step.grid.microbatches } else { mb + 1 };
-        let turn = accumulators.map(|index| self.chunks[local].turn(cell - self.first_cell, index)).min();
+        let number = self.local_cell(cell).expect("a leaf of this rank");
+        let turn = accumulators.map(|index| self.chunks[local].turn(number, index)).min();
         turn.filter(|turn| *turn < end)
     }
 
@@ -86,9 +84,9 @@ impl Order<'_> {
         if self.step.mode == Mode::Eval {
             return self.wrong(at, "an evaluation has no gradients");
         }
-        if !(self.first_cell..self.first_cell + self.cells).contains(&cell) {
+        let Some(number) = self.local_cell(cell) else {
             return self.wrong(at, format!("the rank does not host cell {cell}"));
-        }
+        };
         let BucketOrder { closed, sums, .. } = self.chunks[local].buckets[index];
         if closed == self.leaves() || (self.step.sums.count == 1 && cell < self.leaf(closed).0) {
             return self.double(at);
@@ -101,7 +99,7 @@ impl Order<'_> {
             self.out_of_order(at, format!("the sum over cells of mb {sums} has not been taken"));
         }
         // In the order of a step without sums of single microbatches, a close that comes early skips cells.
-        let leaf = if self.step.sums.count == 1 { cell - self.first_cell } else { closed };
+        let leaf = if self.step.sums.count == 1 { number } else { closed };
         let accumulators = self.chunks[local].buckets[index].accumulators.clone();
         if let Some(mb) = self.yet_to_add(local, leaf, accumulators.into_iter()) {
             self.out_of_order(at, format!("mb {mb} of the cell has yet to add to the weight gradients of {bucket:?}"));
@@ -121,8 +119,8 @@ impl Order<'_> {
         }
         self.want_bytes(at, bytes, self.step.sizes.slice_grads(instr.chunk, self.at.tp));
         let Unit { cell, mb } = self.unit(unit);
-        let leaf =
-            if self.step.sums.count == 1 { cell - self.first_cell } else { mb * self.cells + cell - self.first_cell };
+        let number = self.local_cell(cell).expect("a unit of this rank");
+        let leaf = if self.step.sums.count == 1 { number } else { mb * self.cells.len() + number };
         let chunk = &self.chunks[local];
         if leaf < chunk.sliced {
             return self.double(at);
@@ -156,7 +154,7 @@ impl Order<'_> {
             return self.double(at);
         }
         self.chunks[local].buckets[index].sums = sums + 1;
-        if closed < (sums + 1) * self.cells {
+        if closed < (sums + 1) * self.cells.len() {
             let (open, _) = self.leaf(closed);
             let of = if self.step.sums.count > 1 { format!(" in mb {sums}") } else { String::new() };
             self.out_of_order(at, format!("cell {open} of the chunk is not closed{of}"));

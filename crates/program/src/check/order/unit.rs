@@ -124,8 +124,9 @@ impl Order<'_> {
     fn fifo(&mut self, at: usize, local: usize, unit: usize, law: &super::Law, to: Accumulator) {
         let Unit { cell, mb } = self.unit(unit);
         let index = law.accumulators.binary_search_by_key(&to, |(known, _)| *known).expect("the law lists them");
-        let whose = self.chunks[local].turn(cell - self.first_cell, index);
-        let turn = &mut self.chunks[local].turns[cell - self.first_cell][index];
+        let number = self.local_cell(cell).expect("a unit of this rank");
+        let whose = self.chunks[local].turn(number, index);
+        let turn = &mut self.chunks[local].turns[number][index];
         if turn.mb != whose {
             *turn = Turnstile { mb: whose, adds: 0 };
         }
