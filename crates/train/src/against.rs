@@ -1,7 +1,7 @@
 //! `lockstep check --against single`: the asked layout and one rank, the same small model, and every tensor's bits.
 //!
 //! Grid, layers, layout, schedule and optimizer stay as they are; width, vocabulary, sequence and text are made small
-//! ([`reduced`]), because none of them decides which rank adds what in which order.
+//! (`reduced`), because none of them decides which rank adds what in which order.
 
 use data::Split;
 use fabric::FabricOptions;

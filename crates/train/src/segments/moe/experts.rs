@@ -159,7 +159,7 @@ pub fn backward(
     Ok(())
 }
 
-/// The shared expert's part of [`backward`].
+/// The shared expert's part of `backward`.
 pub fn add_shared_backward(
     env: &Env,
     chunk: &mut ChunkState,
