@@ -104,7 +104,7 @@ fn the_profile_adds_up_and_the_trace_is_whole_under_every_axis() {
             &[
                 ("exchange", "receive activation (pp)"),
                 ("waiting", "for the pipeline (bubble)"),
-                ("exchange", "all-gather params (dp)"),
+                ("exchange", "all-gather params (shard)"),
             ],
         ),
     ];
