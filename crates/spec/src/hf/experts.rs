@@ -8,7 +8,7 @@ use crate::error::SpecError;
 use crate::model::Model;
 use crate::moe::{AuxScope, Moe, Scores};
 
-/// Number of experts: the key in Mixtral, the key in Qwen3-MoE.
+/// Number of experts: the key in Mixtral, the key in Qwen3-MoE; transformers 5 writes the first for both.
 const EXPERTS: [&str; 2] = ["num_local_experts", "num_experts"];
 const AUX: &str = "router_aux_loss_coef";
 const AUX_ON: &str = "output_router_logits";
@@ -19,6 +19,7 @@ pub(super) fn reads(arch: Arch, key: &str) -> bool {
         Arch::Llama | Arch::Qwen3 => false,
         Arch::Mixtral => [EXPERTS[0], "num_experts_per_tok", AUX, AUX_ON, "router_jitter_noise"].contains(&key),
         Arch::Qwen3Moe => [
+            EXPERTS[0],
             EXPERTS[1],
             "num_experts_per_tok",
             "moe_intermediate_size",
@@ -40,7 +41,11 @@ pub(super) fn read(fields: Fields<'_>, arch: Arch) -> Result<Option<Moe>, SpecEr
         Arch::Qwen3Moe => false,
     };
     let (experts_key, experts, per_token) = if mixtral { (EXPERTS[0], 8, 2) } else { (EXPERTS[1], 128, 8) };
-    let experts = fields.count(experts_key)?.unwrap_or(experts);
+    let said = match fields.count(experts_key)? {
+        None if !mixtral => fields.count(EXPERTS[0])?,
+        said => said,
+    };
+    let experts = said.unwrap_or(experts);
     let per_token = fields.count("num_experts_per_tok")?.unwrap_or(per_token);
     if per_token > experts {
         let why = format!("there are `{experts_key}` = {experts} experts");
@@ -99,6 +104,8 @@ pub(super) fn write(model: &Model, arch: Arch, keys: &mut Map<String, Value>) {
         keys.insert("router_jitter_noise".into(), json!(0.0));
     } else {
         keys.insert(EXPERTS[1].into(), json!(moe.experts));
+        // Whatever the base called it.
+        keys.entry(EXPERTS[0]).and_modify(|value| *value = json!(moe.experts));
         keys.insert("moe_intermediate_size".into(), json!(moe.ffn));
         keys.insert("norm_topk_prob".into(), json!(moe.renorm));
         keys.insert("decoder_sparse_step".into(), json!(1));

@@ -299,6 +299,8 @@ fn experts_in_both_architectures() {
     assert_eq!((moe.experts, moe.per_token, moe.ffn, moe.renorm), (8, 3, 48, true));
     let defaults = parse(&qwen3_moe(json!({"norm_topk_prob": "REMOVED", "num_experts": "REMOVED"}))).model.moe.unwrap();
     assert_eq!((defaults.experts, defaults.renorm), (128, false));
+    let newer = parse(&qwen3_moe(json!({"num_experts": "REMOVED", "num_local_experts": 6})));
+    assert_eq!((newer.model.moe.unwrap().experts, newer.notes.len()), (6, 0));
 }
 
 #[test]
