@@ -253,7 +253,7 @@ fn unclaimed(run: &Run, rank: usize, sent: &Sent) -> Vec<String> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::prove::grids;
+    use crate::prove::{grids, rows};
 
     /// A run that sent exactly what its program says.
     fn exact(run: &Run) -> Finished {
@@ -287,7 +287,7 @@ mod tests {
 
     #[test]
     fn exact_counters_pass_and_any_difference_is_named() {
-        let run = grids::parse(0, &grids::sets("dp=2 tp=2 pp=2 zero=1")).unwrap();
+        let run = grids::parse(0, &rows::sets("dp=2 tp=2 pp=2 zero=1")).unwrap();
         let good = exact(&run);
         let (counts, wrong) = audit(&run, &good, 0).unwrap();
         assert_eq!(wrong, [""; 0]);

@@ -6,6 +6,7 @@ pub mod launch;
 mod mutants;
 mod mutations;
 mod random;
+mod rows;
 mod table;
 
 use std::path::{Path, PathBuf};
@@ -15,9 +16,10 @@ use kernels::Simd;
 use train::mutant::Mutant;
 
 use audit::{Counts, audit};
-use grids::{Course, GRIDS, Row};
+use grids::GRIDS;
 use launch::{Failed, Finished, Launcher, Start};
 use mutants::Expect;
+use rows::{Course, Row};
 use table::{Line, Table};
 
 /// Layouts that `--all` adds.
@@ -138,7 +140,7 @@ impl Proof {
     }
 
     fn layouts(&mut self, args: &Args) -> Result<(), String> {
-        let mut rows = grids::rows(&paths());
+        let mut rows = rows::rows(&paths());
         if args.all {
             let seed = args.seed.unwrap_or_else(seed);
             self.table.note(&format!("random layouts of --seed {seed}"));
@@ -162,7 +164,7 @@ impl Proof {
         if let Some(digest) = &self.references[grid] {
             return Ok(digest.clone());
         }
-        let row = Row { grid, sets: grids::sets("threads=1"), simd: None, course: Course::Straight };
+        let row = Row { grid, sets: rows::sets("threads=1"), simd: None, course: Course::Straight };
         let name = GRIDS[grid].name;
         let finished = self.course(&row, &[]).map_err(|e| format!("the reference of {name} failed: {}", e.reason))?;
         let (counts, wrong) = finished.audit(&row, None)?;

@@ -6,7 +6,8 @@ use program::{Bucket, Instr, Mode, Op, Pass, Program, Segment, Value};
 use spec::Unit;
 use train::mutant::Mutant;
 
-use super::grids::{Course, Row, parse, sets};
+use super::grids::parse;
+use super::rows::{Course, Row, sets};
 
 /// What a mutant must come to.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

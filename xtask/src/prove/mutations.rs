@@ -13,8 +13,8 @@ use spec::{Coords, Layout, Run};
 use train::corpus::Corpus;
 use train::virtual_ranks;
 
-use super::grids::sets;
 use super::random::Random;
+use super::rows::sets;
 
 /// Mutations of `prove --mutations`.
 pub const MUTATIONS: usize = 10_000;

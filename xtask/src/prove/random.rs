@@ -1,6 +1,7 @@
 //! Layouts that nobody thought of.
 
-use super::grids::{Course, GRIDS, Row, parse};
+use super::grids::{GRIDS, parse};
+use super::rows::{Course, Row};
 
 /// Ranks of a random layout.
 const RANKS_MAX: usize = 8;
