@@ -359,6 +359,21 @@ impl Memory {
         self.saved.get(&(chunk, unit)).is_some_and(|saved| !saved.layers.is_empty())
     }
 
+    /// What `layer` of `chunk` has kept of `unit`.
+    pub fn layer(&mut self, chunk: usize, unit: Unit, layer: usize) -> &mut LayerSaved {
+        self.saved.entry((chunk, unit)).or_default().layers.entry(layer).or_default()
+    }
+
+    /// The same, taken out so that the pool and the registers are free meanwhile; [`Memory::put_layer`] puts it back.
+    pub fn take_layer(&mut self, chunk: usize, unit: Unit, layer: usize) -> LayerSaved {
+        std::mem::take(self.layer(chunk, unit, layer))
+    }
+
+    /// Puts back what [`Memory::take_layer`] took.
+    pub fn put_layer(&mut self, chunk: usize, unit: Unit, layer: usize, kept: LayerSaved) {
+        *self.layer(chunk, unit, layer) = kept;
+    }
+
     /// Drops what a layer kept: validation has no backward.
     pub fn forget_layer(&mut self, chunk: usize, unit: Unit, layer: usize) {
         let saved = self.saved.get_mut(&(chunk, unit)).and_then(|s| s.layers.remove(&layer));

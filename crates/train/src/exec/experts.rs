@@ -28,22 +28,12 @@ impl Executor<'_> {
     pub(super) fn travel(&mut self, mode: Mode, instr: &Instr, layer: usize, trip: Trip) -> Result<(), TrainError> {
         let unit = unit_of(instr)?;
         let moe = self.run.model.moe.as_ref().ok_or_else(|| unhosted(instr))?;
-        let env = Env {
-            ctx: self.ctx,
-            model: &self.run.model,
-            place: &self.place,
-            lanes: self.place.lanes(unit),
-            group: self.place.group,
-            rope: &self.rope,
-            mode,
-            mutant: self.mutant,
-        };
+        let env = Env::new(self.ctx, &self.run.model, &self.place, unit, &self.rope, mode, self.mutant);
         let state = self.chunks.get_mut(&instr.chunk).ok_or_else(|| unhosted(instr))?;
         if trip == Trip::GradBack {
             state.grads.turn_to(leaf_of(&self.run.grid, unit));
         }
-        let saved = self.memory.saved.entry((instr.chunk, unit)).or_default();
-        let mut kept = std::mem::take(saved.layers.entry(layer).or_default());
+        let mut kept = self.memory.take_layer(instr.chunk, unit, layer);
         let mut routed = kept.routed.take().ok_or_else(|| missing("the router's choice", unit, layer))?;
         let hidden = self.place.hidden;
         let parcels = match trip {
@@ -98,8 +88,7 @@ impl Executor<'_> {
             }
         }
         kept.routed = Some(routed);
-        let saved = self.memory.saved.entry((instr.chunk, unit)).or_default();
-        saved.layers.insert(layer, kept);
+        self.memory.put_layer(instr.chunk, unit, layer, kept);
         Ok(())
     }
 }

@@ -4,13 +4,16 @@ use std::collections::BTreeMap;
 use std::ops::Range;
 
 use fabric::{Group, ReducePlan};
+use kernels::Ctx;
 use program::{Bucket, Exchange, Instr};
 use spec::tree::Counter;
 use spec::{Accumulate, Grid, Run, Unit};
 
 use super::{Executor, unhosted, unit_of};
+use crate::comm::Comm;
 use crate::error::TrainError;
 use crate::mutant::{self, Mutant};
+use crate::place::Place;
 use crate::segments;
 use crate::state::ChunkState;
 
@@ -21,27 +24,11 @@ impl Executor<'_> {
         let lanes = self.place.lanes(unit).len();
         let state = self.chunks.get_mut(&instr.chunk).ok_or_else(|| unhosted(instr))?;
         let (places, of_lane) = segments::norm_layout(state);
-        let len = lanes * of_lane;
         state.grads.turn_to(mutant::leaf(self.mutant, state, leaf_of(&self.run.grid, unit)));
         let leaves = std::mem::take(&mut self.memory.regs.norm_leaves);
-        let mut sum = Counter::new(self.place.grid_tp);
-        for (cell, leaf) in self.place.cells.clone().zip(leaves) {
-            sum.push(cell..cell + 1, leaf, |left, right| kernels::add_assign(self.ctx, left, right));
-        }
-        let nodes = sum.into_nodes();
-        let group = &self.comm.tp;
-        let total = if group.len() == 1 || self.mutant == Some(Mutant::NormOwnSlice) {
-            nodes.into_iter().next().map(|(_, data)| data).unwrap_or_default()
-        } else {
-            let members = group.len();
-            let cells = (0..members).map(|t| self.run.layout.tensor_cells(t, self.place.grid_tp)).collect();
-            let parts = (0..members).map(|i| len * i / members..len * (i + 1) / members).collect();
-            let plan = ReducePlan::new(self.place.grid_tp, cells, parts);
-            let mine: Vec<_> = nodes.iter().map(|(node, data)| (node.clone(), data.as_slice())).collect();
-            let mut total = vec![0.0; len];
-            self.comm.endpoint.all_reduce(group, &plan, &mine, &mut total)?;
-            total
-        };
+        let apart = self.mutant == Some(Mutant::NormOwnSlice);
+        let total = over_tensor_cells(self.ctx, &self.comm, self.run, &self.place, leaves, apart)?;
+        debug_assert_eq!(total.len(), lanes * of_lane);
         for ((layer, role), at) in places {
             let to = state.held(layer, role).at.clone();
             for (lane, total) in total.chunks_exact(of_lane).enumerate() {
@@ -181,4 +168,34 @@ fn relative(parts: &[Range<usize>], start: usize, replicas: &Group, run: &Run) -
 /// `range` of the flat vector, counted from `start`.
 fn counted_from(start: usize, range: &Range<usize>) -> Range<usize> {
     range.start - start..range.end - start
+}
+
+/// The ordered sum of a vector per tensor cell, on every rank of the tensor group; `leaves`: those of the hosted cells.
+/// `apart`: a rank keeps to its own, a deliberate fault.
+pub(super) fn over_tensor_cells(
+    ctx: &Ctx,
+    comm: &Comm,
+    run: &Run,
+    place: &Place,
+    leaves: Vec<Vec<f32>>,
+    apart: bool,
+) -> Result<Vec<f32>, TrainError> {
+    let mut sum = Counter::new(place.grid_tp);
+    for (cell, leaf) in place.cells.clone().zip(leaves) {
+        sum.push(cell..cell + 1, leaf, |left, right| kernels::add_assign(ctx, left, right));
+    }
+    let mut nodes = sum.into_nodes();
+    let len = nodes.first().map(|(_, data)| data.len());
+    let len = len.ok_or_else(|| TrainError::Internal("a sum over tensor cells without a leaf".into()))?;
+    let (group, members) = (&comm.tp, comm.tp.len());
+    if members == 1 || apart {
+        return Ok(nodes.swap_remove(0).1);
+    }
+    let cells = (0..members).map(|t| run.layout.tensor_cells(t, place.grid_tp)).collect();
+    let parts = (0..members).map(|i| len * i / members..len * (i + 1) / members).collect();
+    let plan = ReducePlan::new(place.grid_tp, cells, parts);
+    let mine: Vec<_> = nodes.iter().map(|(node, data)| (node.clone(), data.as_slice())).collect();
+    let mut total = vec![0.0; len];
+    comm.endpoint.all_reduce(group, &plan, &mine, &mut total)?;
+    Ok(total)
 }

@@ -259,16 +259,7 @@ impl<'a> Executor<'a> {
 
     fn compute(&mut self, mode: Mode, instr: &Instr, pass: Pass, segment: Segment) -> Result<(), TrainError> {
         let unit = unit_of(instr)?;
-        let env = Env {
-            ctx: self.ctx,
-            model: &self.run.model,
-            place: &self.place,
-            lanes: self.place.lanes(unit),
-            group: self.place.group,
-            rope: &self.rope,
-            mode,
-            mutant: self.mutant,
-        };
+        let env = Env::new(self.ctx, &self.run.model, &self.place, unit, &self.rope, mode, self.mutant);
         let state = self.chunks.get_mut(&instr.chunk).ok_or_else(|| unhosted(instr))?;
         // What adds to weight gradients finds the accumulators of the unit's lanes.
         let adds = matches!(pass, Pass::Backward | Pass::BackwardWeight) || matches!(segment, Segment::Loss(_));

@@ -1,12 +1,10 @@
 //! What routers tell each other: token counts of a unit, and gradients that have a leaf per sequence slice.
 
-use fabric::ReducePlan;
 use program::{Axis, Instr, Mode};
 use spec::Unit;
 use spec::moe::AuxScope;
-use spec::tree::Counter;
 
-use super::grads::leaf_of;
+use super::grads::{leaf_of, over_tensor_cells};
 use super::{Executor, unhosted, unit_of};
 use crate::buffers::POOLED;
 use crate::error::TrainError;
@@ -104,27 +102,11 @@ impl Executor<'_> {
         let unit = unit_of(instr)?;
         let lanes = self.place.lanes(unit).len();
         let leaves = state.take_slice_leaves(leaf_of(&self.run.grid, unit), lanes);
-        let len = leaves.first().map_or(0, Vec::len);
-        if len == 0 {
+        if leaves.first().is_none_or(Vec::is_empty) {
             return Ok(());
         }
-        let mut sum = Counter::new(self.place.grid_tp);
-        for (cell, leaf) in self.place.cells.clone().zip(leaves) {
-            sum.push(cell..cell + 1, leaf, |left, right| kernels::add_assign(self.ctx, left, right));
-        }
-        let nodes = sum.into_nodes();
-        let group = &self.comm.tp;
-        if group.len() == 1 || self.mutant == Some(Mutant::ExpertsOwnSlice) {
-            state.close_slices(&nodes[0].1, lanes);
-            return Ok(());
-        }
-        let members = group.len();
-        let cells = (0..members).map(|t| self.run.layout.tensor_cells(t, self.place.grid_tp)).collect();
-        let parts = (0..members).map(|i| len * i / members..len * (i + 1) / members).collect();
-        let plan = ReducePlan::new(self.place.grid_tp, cells, parts);
-        let mine: Vec<_> = nodes.iter().map(|(node, data)| (node.clone(), data.as_slice())).collect();
-        let mut total = vec![0.0; len];
-        self.comm.endpoint.all_reduce(group, &plan, &mine, &mut total)?;
+        let apart = self.mutant == Some(Mutant::ExpertsOwnSlice);
+        let total = over_tensor_cells(self.ctx, &self.comm, self.run, &self.place, leaves, apart)?;
         state.close_slices(&total, lanes);
         Ok(())
     }

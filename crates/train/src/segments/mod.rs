@@ -12,22 +12,23 @@ mod head;
 mod mlp;
 mod moe;
 mod norm;
+mod products;
 
 use std::ops::Range;
 
 pub use head::keep_input;
-use kernels::{Acc, Ctx, Mat, MatMut, RopeTable};
+use kernels::{Ctx, RopeTable};
 pub use moe::{add_shared, add_shared_backward, dispatch, move_biases};
 use program::instr::{Mode, Pass, Segment};
 use spec::tensors::Role;
-use spec::tree::Counter;
 use spec::{Lanes, Model, Unit};
 
-use crate::buffers::{Memory, Partials};
+use self::products::{add_weight_grad, linear};
+use crate::buffers::Memory;
 use crate::error::TrainError;
-use crate::mutant::{Mutant, rotated};
+use crate::mutant::Mutant;
 use crate::place::Place;
-use crate::state::{ChunkState, Grads};
+use crate::state::ChunkState;
 
 /// What every segment reads.
 pub struct Env<'a> {
@@ -47,6 +48,21 @@ pub struct Env<'a> {
     pub mode: Mode,
     /// A deliberate fault.
     pub mutant: Option<Mutant>,
+}
+
+impl<'a> Env<'a> {
+    /// What the segments of `unit` read on the rank at `place`.
+    pub fn new(
+        ctx: &'a Ctx,
+        model: &'a Model,
+        place: &'a Place,
+        unit: Unit,
+        rope: &'a RopeTable,
+        mode: Mode,
+        mutant: Option<Mutant>,
+    ) -> Self {
+        Self { ctx, model, place, lanes: place.lanes(unit), group: place.group, rope, mode, mutant }
+    }
 }
 
 impl Env<'_> {
@@ -136,46 +152,6 @@ pub fn run(
 /// The value of a register, or the error that names it.
 pub(crate) fn need<T>(register: &mut Option<T>, what: &str) -> Result<T, TrainError> {
     register.take().ok_or_else(|| TrainError::Internal(format!("the register `{what}` is read before it is written")))
-}
-
-/// y = x w^T for a weight stored [out, in]; x: [rows, in].
-fn linear(ctx: &Ctx, x: &[f32], rows: usize, w: &[f32], inner: usize, y: &mut [f32]) {
-    let out = w.len() / inner;
-    let (x, w) = (Mat::new(x, rows, inner), Mat::new(w, out, inner));
-    kernels::product(ctx, x, w.t(), MatMut::new(y, rows, out), Acc::Store);
-}
-
-/// dw += dy^T x for a weight stored [out, in] whose accumulator stands at `at`, lane by lane; dy, x: all rows.
-fn weight_grad(env: &Env, dy: Mat, x: Mat, grads: &mut Grads, at: Range<usize>) {
-    for lane in 0..env.lanes.len() {
-        let rows = env.lane_rows(lane);
-        add_weight_grad(env.ctx, dy.rows_range(rows.clone()), x.rows_range(rows), grads.lane(lane, at.clone()));
-    }
-}
-
-/// dw += dy^T x for the rows of one lane, or some of them.
-fn add_weight_grad(ctx: &Ctx, dy: Mat, x: Mat, dw: &mut [f32]) {
-    let (out, inner) = (dy.cols, x.cols);
-    kernels::product(ctx, dy.t(), x, MatMut::new(dw, out, inner), Acc::Add);
-}
-
-/// The sum over hosted tensor cells: `leaf(i, buffer)` fills the whole buffer of hosted cell `i`.
-fn partials(
-    env: &Env,
-    memory: &mut Memory,
-    len: usize,
-    mut leaf: impl FnMut(&mut Memory, usize, &mut [f32]),
-) -> Partials {
-    let mut sum = Counter::new(env.place.grid_tp);
-    for (i, cell) in env.place.cells.clone().enumerate() {
-        let mut buffer = memory.pool.take(len);
-        let i = rotated(env.mutant == Some(Mutant::PartialsRotated), i, env.place.num_cells());
-        leaf(memory, i, &mut buffer);
-        for spent in sum.push(cell..cell + 1, buffer, |left, right| kernels::add_assign(env.ctx, left, right)) {
-            memory.pool.give(spent);
-        }
-    }
-    sum.into_nodes()
 }
 
 /// The gradient of the residual stream over all rows: gathered, or (group of one) the local one.

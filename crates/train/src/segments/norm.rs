@@ -58,7 +58,7 @@ pub fn attn_forward(
     };
     let [y, inv] = forward(env, chunk, memory, &x, layer, Role::AttnNorm);
     memory.regs.normed = Some(y);
-    let kept = saved(memory, chunk.chunk, unit).layers.entry(layer).or_default();
+    let kept = memory.layer(chunk.chunk, unit, layer);
     (kept.x_attn, kept.inv_attn) = (x, inv);
     Ok(())
 }
@@ -71,10 +71,10 @@ pub fn attn_again(
     unit: Unit,
     layer: usize,
 ) -> Result<(), TrainError> {
-    let x = std::mem::take(&mut saved(memory, chunk.chunk, unit).layers.entry(layer).or_default().x_attn);
+    let x = std::mem::take(&mut memory.layer(chunk.chunk, unit, layer).x_attn);
     let [y, inv] = forward(env, chunk, memory, &x, layer, Role::AttnNorm);
     memory.regs.normed = Some(y);
-    let kept = saved(memory, chunk.chunk, unit).layers.entry(layer).or_default();
+    let kept = memory.layer(chunk.chunk, unit, layer);
     kept.x_attn = x;
     let spent = std::mem::replace(&mut kept.inv_attn, inv);
     memory.pool.give(spent);
@@ -90,11 +90,11 @@ pub fn mlp_forward(
     layer: usize,
 ) -> Result<(), TrainError> {
     let mut x = need(&mut memory.regs.reduced, "reduced")?;
-    let kept = saved(memory, chunk.chunk, unit).layers.entry(layer).or_default();
+    let kept = memory.layer(chunk.chunk, unit, layer);
     kernels::add_assign(env.ctx, &mut x, &kept.x_attn);
     let [y, inv] = forward(env, chunk, memory, &x, layer, Role::MlpNorm);
     memory.regs.normed = Some(y);
-    let kept = saved(memory, chunk.chunk, unit).layers.entry(layer).or_default();
+    let kept = memory.layer(chunk.chunk, unit, layer);
     (kept.x_mlp, kept.inv_mlp) = (x, inv);
     Ok(())
 }
@@ -102,7 +102,7 @@ pub fn mlp_forward(
 /// The feed-forward's output joins the stream.
 pub fn residual(env: &Env, memory: &mut Memory, unit: Unit, chunk: usize, layer: usize) -> Result<(), TrainError> {
     let mut x = need(&mut memory.regs.reduced, "reduced")?;
-    let kept = saved(memory, chunk, unit).layers.entry(layer).or_default();
+    let kept = memory.layer(chunk, unit, layer);
     kernels::add_assign(env.ctx, &mut x, &kept.x_mlp);
     memory.regs.x = Some(x);
     Ok(())
@@ -141,7 +141,7 @@ pub fn mlp_backward(
     unit: Unit,
     layer: usize,
 ) -> Result<(), TrainError> {
-    let kept = saved(memory, chunk.chunk, unit).layers.entry(layer).or_default();
+    let kept = memory.layer(chunk.chunk, unit, layer);
     let (x, inv) = (std::mem::take(&mut kept.x_mlp), std::mem::take(&mut kept.inv_mlp));
     add_backward(env, chunk, memory, (layer, Role::MlpNorm), x, inv)
 }
@@ -154,7 +154,7 @@ pub fn attn_backward(
     unit: Unit,
     layer: usize,
 ) -> Result<(), TrainError> {
-    let kept = saved(memory, chunk.chunk, unit).layers.entry(layer).or_default();
+    let kept = memory.layer(chunk.chunk, unit, layer);
     let (x, inv) = (std::mem::take(&mut kept.x_attn), std::mem::take(&mut kept.inv_attn));
     memory.settle_layer(chunk.chunk, unit, layer);
     add_backward(env, chunk, memory, (layer, Role::AttnNorm), x, inv)

@@ -5,25 +5,16 @@
 mod keys;
 mod qkv;
 
-use kernels::{Acc, Mat, MatMut};
 use program::Pass;
 use spec::Unit;
 use spec::tensors::Role;
 
 pub use self::qkv::{backward as qkv_backward, backward_weight as qkv_backward_weight, forward as qkv_forward};
-use super::{Env, Part, grad_rows, need, partials, weight_grad};
+use super::products::{row_parallel, row_parallel_input, row_parallel_weight};
+use super::{Env, Part, grad_rows, need};
 use crate::buffers::{AttnWeights, LayerSaved, Memory};
 use crate::error::TrainError;
 use crate::state::ChunkState;
-
-/// What a layer has kept of the unit; put back by who took it.
-fn take_layer(memory: &mut Memory, chunk: usize, unit: Unit, layer: usize) -> LayerSaved {
-    memory.saved.entry((chunk, unit)).or_default().layers.remove(&layer).unwrap_or_default()
-}
-
-fn put_layer(memory: &mut Memory, chunk: usize, unit: Unit, layer: usize, kept: LayerSaved) {
-    memory.saved.entry((chunk, unit)).or_default().layers.insert(layer, kept);
-}
 
 /// Partial outputs, one leaf per hosted cell; none where only what backward reads is recomputed.
 pub fn forward(
@@ -34,25 +25,16 @@ pub fn forward(
     layer: usize,
     pass: Pass,
 ) -> Result<(), TrainError> {
-    let (place, rows, ctx) = (env.place, env.rows(), env.ctx);
-    let hidden = place.hidden;
-    if place.grid_cp == 1 {
+    if env.place.grid_cp == 1 {
         qkv::forward(env, chunk, memory, unit, layer)?;
     }
-    let mut kept = take_layer(memory, chunk.chunk, unit, layer);
+    let mut kept = memory.take_layer(chunk.chunk, unit, layer);
     keys::attend(env, memory, unit, &mut kept, pass)?;
 
     if pass != Pass::RecomputeKept {
-        let cell = place.heads_cell * place.head_dim;
-        let o = Mat::new(&kept.o, rows, place.q_width());
-        let sums = partials(env, memory, rows * hidden, |_, i, out| {
-            let w = Mat::new(chunk.param_slice(layer, Role::O, i), hidden, cell);
-            let o = o.cols_range(place.cell_cols(i, cell));
-            kernels::product(ctx, o, w.t(), MatMut::new(out, rows, hidden), Acc::Store);
-        });
-        memory.regs.partials = Some(sums);
+        memory.regs.partials = Some(row_parallel(env, chunk, memory, (layer, Role::O), &kept.o));
     }
-    put_layer(memory, chunk.chunk, unit, layer, kept);
+    memory.put_layer(chunk.chunk, unit, layer, kept);
     Ok(())
 }
 
@@ -66,22 +48,13 @@ pub fn backward(
     layer: usize,
     part: Part,
 ) -> Result<(), TrainError> {
-    let (place, rows, ctx) = (env.place, env.rows(), env.ctx);
-    let hidden = place.hidden;
-    let mut kept = take_layer(memory, chunk.chunk, unit, layer);
+    let mut kept = memory.take_layer(chunk.chunk, unit, layer);
     let grad = grad_rows(memory)?;
     if part == Part::Whole {
-        output_gradient(env, chunk, layer, &grad.rows, &kept.o);
+        row_parallel_weight(env, chunk, (layer, Role::O), &grad.rows, &kept.o);
     }
-
-    let cell = place.heads_cell * place.head_dim;
-    let dy = Mat::new(&grad.rows, rows, hidden);
-    let mut d_o = memory.pool.take(rows * place.q_width());
-    for i in 0..place.num_cells() {
-        let w = Mat::new(chunk.param_slice(layer, Role::O, i), hidden, cell);
-        let out = MatMut::new(&mut d_o, rows, place.q_width()).cols_range(place.cell_cols(i, cell));
-        kernels::product(ctx, dy, w, out, Acc::Store);
-    }
+    let mut d_o = memory.pool.take(kept.o.len());
+    row_parallel_input(env, chunk, (layer, Role::O), &grad.rows, &mut d_o);
     keys::attend_backward(env, memory, unit, &kept, &d_o)?;
 
     let o = std::mem::take(&mut kept.o);
@@ -100,8 +73,8 @@ pub fn backward(
             kept.attn_weights = Some(AttnWeights { dy, o });
         }
     }
-    put_layer(memory, chunk.chunk, unit, layer, kept);
-    if place.grid_cp == 1 {
+    memory.put_layer(chunk.chunk, unit, layer, kept);
+    if env.place.grid_cp == 1 {
         qkv::backward(env, chunk, memory, unit, layer, part)?;
     }
     Ok(())
@@ -115,25 +88,13 @@ pub fn backward_weight(
     unit: Unit,
     layer: usize,
 ) -> Result<(), TrainError> {
-    let layers = &mut memory.saved.entry((chunk.chunk, unit)).or_default().layers;
-    let kept = layers.entry(layer).or_default();
+    let kept = memory.layer(chunk.chunk, unit, layer);
     let AttnWeights { dy, o } = need(&mut kept.attn_weights, "attn_weights")?;
-    output_gradient(env, chunk, layer, &dy, &o);
+    row_parallel_weight(env, chunk, (layer, Role::O), &dy, &o);
     [dy, o].into_iter().for_each(|b| memory.pool.give(b));
     if env.place.grid_cp == 1 {
         return qkv::backward_weight(env, chunk, memory, unit, layer);
     }
     memory.settle_layer(chunk.chunk, unit, layer);
     Ok(())
-}
-
-/// Gradient of the output projection out of all rows' gradients and attention outputs.
-fn output_gradient(env: &Env, chunk: &mut ChunkState, layer: usize, dy: &[f32], o: &[f32]) {
-    let (place, rows) = (env.place, env.rows());
-    let cell = place.heads_cell * place.head_dim;
-    let output = chunk.held(layer, Role::O).clone();
-    for i in 0..place.num_cells() {
-        let o = Mat::new(o, rows, place.q_width()).cols_range(place.cell_cols(i, cell));
-        weight_grad(env, Mat::new(dy, rows, place.hidden), o, &mut chunk.grads, output.slice(i));
-    }
 }

@@ -2,12 +2,12 @@
 
 use std::ops::Range;
 
-use kernels::{Acc, Mat, MatMut};
+use kernels::Acc;
 use spec::Unit;
 use spec::tensors::Role;
 
-use super::super::{Env, Part, linear, need, partials, store_norm_leaf, weight_grad};
-use super::{put_layer, take_layer};
+use super::super::products::{column_parallel_input, column_parallel_weight, linear};
+use super::super::{Env, Part, need, store_norm_leaf};
 use crate::buffers::{LayerSaved, Memory, QkvWeights};
 use crate::error::TrainError;
 use crate::state::ChunkState;
@@ -15,7 +15,7 @@ use crate::state::ChunkState;
 /// Rotated queries and keys, and values; kept.
 pub fn forward(env: &Env, chunk: &ChunkState, memory: &mut Memory, unit: Unit, layer: usize) -> Result<(), TrainError> {
     let (place, rows, ctx) = (env.place, env.rows(), env.ctx);
-    let mut kept = take_layer(memory, chunk.chunk, unit, layer);
+    let mut kept = memory.take_layer(chunk.chunk, unit, layer);
     kept.n_attn = need(&mut memory.regs.rows, "rows")?;
     kept.q = memory.pool.take(rows * place.q_width());
     kept.k = memory.pool.take(rows * place.kv_width());
@@ -29,7 +29,7 @@ pub fn forward(env: &Env, chunk: &ChunkState, memory: &mut Memory, unit: Unit, l
     let positions = &memory.tokens[&unit].positions;
     kernels::rope(ctx, env.rope, positions, place.q_width() / place.head_dim, &mut kept.q);
     kernels::rope(ctx, env.rope, positions, place.kv_width() / place.head_dim, &mut kept.k);
-    put_layer(memory, chunk.chunk, unit, layer, kept);
+    memory.put_layer(chunk.chunk, unit, layer, kept);
     Ok(())
 }
 
@@ -58,9 +58,8 @@ pub fn backward(
     layer: usize,
     part: Part,
 ) -> Result<(), TrainError> {
-    let (place, rows, ctx) = (env.place, env.rows(), env.ctx);
-    let hidden = place.hidden;
-    let mut kept = take_layer(memory, chunk.chunk, unit, layer);
+    let (place, ctx) = (env.place, env.ctx);
+    let mut kept = memory.take_layer(chunk.chunk, unit, layer);
     let mut dq = need(&mut memory.regs.d_q, "d_q")?;
     let [mut dk, dv] = need(&mut memory.regs.d_keys, "d_keys")?;
     let positions = &memory.tokens[&unit].positions;
@@ -69,27 +68,17 @@ pub fn backward(
     if env.model.qk_norm {
         [dq, dk] = norm_heads_backward(env, chunk, memory, layer, &mut kept, [dq, dk])?;
     }
+    let uses = [(Role::Q, &dq[..]), (Role::K, &dk), (Role::V, &dv)];
     if part == Part::Whole {
-        input_gradients(env, chunk, layer, &kept.n_attn, [&dq, &dk, &dv]);
+        column_parallel_weight(env, chunk, layer, &kept.n_attn, &uses);
     }
-
-    let uses = [(Role::Q, &dq, place.q_width()), (Role::K, &dk, place.kv_width()), (Role::V, &dv, place.kv_width())];
-    let weights = &*chunk;
-    let sums = partials(env, memory, rows * hidden, |_, i, out| {
-        for ((role, d, width), acc) in uses.into_iter().zip([Acc::Store, Acc::Add, Acc::Add]) {
-            let cell = width / place.num_cells();
-            let d = Mat::new(d, rows, width).cols_range(place.cell_cols(i, cell));
-            let w = Mat::new(weights.param_slice(layer, role, i), cell, hidden);
-            kernels::product(ctx, d, w, MatMut::new(out, rows, hidden), acc);
-        }
-    });
-    memory.regs.partials = Some(sums);
+    memory.regs.partials = Some(column_parallel_input(env, chunk, memory, layer, &uses));
     let n = std::mem::take(&mut kept.n_attn);
     match part {
         Part::Whole => [n, dq, dk, dv].into_iter().for_each(|b| memory.pool.give(b)),
         Part::Input => kept.qkv_weights = Some(QkvWeights { n, dq, dk, dv }),
     }
-    put_layer(memory, chunk.chunk, unit, layer, kept);
+    memory.put_layer(chunk.chunk, unit, layer, kept);
     Ok(())
 }
 
@@ -101,24 +90,12 @@ pub fn backward_weight(
     unit: Unit,
     layer: usize,
 ) -> Result<(), TrainError> {
-    let layers = &mut memory.saved.entry((chunk.chunk, unit)).or_default().layers;
-    let kept = layers.entry(layer).or_default();
+    let kept = memory.layer(chunk.chunk, unit, layer);
     let QkvWeights { n, dq, dk, dv } = need(&mut kept.qkv_weights, "qkv_weights")?;
-    input_gradients(env, chunk, layer, &n, [&dq, &dk, &dv]);
+    column_parallel_weight(env, chunk, layer, &n, &[(Role::Q, &dq), (Role::K, &dk), (Role::V, &dv)]);
     [n, dq, dk, dv].into_iter().for_each(|b| memory.pool.give(b));
     memory.settle_layer(chunk.chunk, unit, layer);
     Ok(())
-}
-
-/// Gradients of the query, key and value projections.
-fn input_gradients(env: &Env, chunk: &mut ChunkState, layer: usize, n: &[f32], [dq, dk, dv]: [&[f32]; 3]) {
-    let (place, rows) = (env.place, env.rows());
-    let n = Mat::new(n, rows, place.hidden);
-    let uses = [(Role::Q, dq, place.q_width()), (Role::K, dk, place.kv_width()), (Role::V, dv, place.kv_width())];
-    for (role, d, width) in uses {
-        let at = chunk.grad_range(layer, role);
-        weight_grad(env, Mat::new(d, rows, width), n, &mut chunk.grads, at);
-    }
 }
 
 /// Gradients through QK-norm. The leaf of its weights is a tensor cell's heads over all rows of a lane.

@@ -7,7 +7,7 @@ use spec::tensors::Role;
 use spec::{Moe, Unit};
 
 use super::dispatch::Work;
-use super::{layer_of, moe, put_back, rows_of, shared};
+use super::{moe, rows_of, shared};
 use crate::buffers::Memory;
 use crate::error::TrainError;
 use crate::segments::{Env, add_weight_grad, linear, need};
@@ -35,7 +35,7 @@ fn spend(env: &Env, memory: &mut Memory, buffers: impl IntoIterator<Item = Vec<f
 /// Leaves the layer's output, or what is to be returned to the ranks that sent rows.
 pub fn forward(env: &Env, chunk: &ChunkState, memory: &mut Memory, unit: Unit, layer: usize) -> Result<(), TrainError> {
     let (moe, ctx, hidden) = (moe(env)?, env.ctx, env.place.hidden);
-    let mut kept = layer_of(memory, chunk.chunk, unit, layer);
+    let mut kept = memory.take_layer(chunk.chunk, unit, layer);
     let mut routed = need(&mut kept.routed, "the router's choice")?;
     let (work, away) = (&routed.work, env.group.ranks > 1);
     let slots = work.groups.rows.len();
@@ -69,7 +69,7 @@ pub fn forward(env: &Env, chunk: &ChunkState, memory: &mut Memory, unit: Unit, l
         memory.regs.reduced = Some(out);
     }
     kept.routed = Some(routed);
-    put_back(memory, chunk.chunk, unit, layer, kept);
+    memory.put_layer(chunk.chunk, unit, layer, kept);
     Ok(())
 }
 
@@ -96,7 +96,7 @@ pub fn backward(
 ) -> Result<(), TrainError> {
     let (moe, ctx, hidden) = (moe(env)?, env.ctx, env.place.hidden);
     let (ffn, away) = (moe.ffn, env.group.ranks > 1);
-    let mut kept = layer_of(memory, chunk.chunk, unit, layer);
+    let mut kept = memory.take_layer(chunk.chunk, unit, layer);
     let mut routed = need(&mut kept.routed, "the router's choice")?;
     let work = &routed.work;
     let slots = work.groups.rows.len();
@@ -155,7 +155,7 @@ pub fn backward(
     let spent = [dy, act, d_act, d_gate, d_up, dx, std::mem::take(&mut kept.gate), std::mem::take(&mut kept.up)];
     spend(env, memory, spent);
     kept.routed = Some(routed);
-    put_back(memory, chunk.chunk, unit, layer, kept);
+    memory.put_layer(chunk.chunk, unit, layer, kept);
     Ok(())
 }
 

@@ -21,7 +21,7 @@ pub use balance::move_biases;
 pub use experts::{add_shared, add_shared_backward, backward, forward};
 
 use super::{Env, linear, need, store_norm_leaf};
-use crate::buffers::{LayerSaved, Memory, Routed};
+use crate::buffers::{Memory, Routed};
 use crate::error::TrainError;
 use crate::mutant::Mutant;
 use crate::state::ChunkState;
@@ -35,15 +35,6 @@ fn shape(moe: &Moe) -> RouterShape {
     RouterShape { experts: moe.experts, per_token: moe.per_token, sigmoid, renorm: moe.renorm }
 }
 
-fn layer_of(memory: &mut Memory, chunk: usize, unit: Unit, layer: usize) -> LayerSaved {
-    let saved = memory.saved.entry((chunk, unit)).or_default();
-    std::mem::take(saved.layers.entry(layer).or_default())
-}
-
-fn put_back(memory: &mut Memory, chunk: usize, unit: Unit, layer: usize, kept: LayerSaved) {
-    memory.saved.entry((chunk, unit)).or_default().layers.insert(layer, kept);
-}
-
 /// The local rows of a lane and hosted tensor cell.
 fn rows_of_leaf(env: &Env, (lane, i): (usize, usize)) -> Vec<u32> {
     env.place.cell_rows(lane, i).into_iter().flatten().map(|row| row as u32).collect()
@@ -53,7 +44,7 @@ fn rows_of_leaf(env: &Env, (lane, i): (usize, usize)) -> Vec<u32> {
 pub fn route(env: &Env, chunk: &ChunkState, memory: &mut Memory, unit: Unit, layer: usize) -> Result<(), TrainError> {
     let moe = moe(env)?;
     let (rows, shape) = (env.rows_local(), shape(moe));
-    let mut kept = layer_of(memory, chunk.chunk, unit, layer);
+    let mut kept = memory.take_layer(chunk.chunk, unit, layer);
     kept.n_mlp = need(&mut memory.regs.normed, "normed")?;
     let mut logits = memory.pool.take(rows * moe.experts);
     linear(env.ctx, &kept.n_mlp, rows, chunk.param(layer, Role::Router), env.place.hidden, &mut logits);
@@ -71,7 +62,7 @@ pub fn route(env: &Env, chunk: &ChunkState, memory: &mut Memory, unit: Unit, lay
     let work =
         if env.group.ranks == 1 { dispatch::at_home(env, moe, &chosen, &gates) } else { dispatch::Work::default() };
     kept.routed = Some(Routed { scores, chosen, gates, counts, work, ..Routed::default() });
-    put_back(memory, chunk.chunk, unit, layer, kept);
+    memory.put_layer(chunk.chunk, unit, layer, kept);
     Ok(())
 }
 
@@ -86,7 +77,7 @@ pub fn route_backward(
 ) -> Result<(), TrainError> {
     let (moe, ctx) = (moe(env)?, env.ctx);
     let (rows, hidden, shape) = (env.rows_local(), env.place.hidden, shape(moe));
-    let mut kept = layer_of(memory, chunk.chunk, unit, layer);
+    let mut kept = memory.take_layer(chunk.chunk, unit, layer);
     let routed = need(&mut kept.routed, "the router's choice")?;
     let loads = memory.loads.entry(layer).or_insert_with(|| vec![0; moe.experts]);
     loads.iter_mut().zip(&routed.counts).for_each(|(sum, count)| *sum += count);
@@ -124,7 +115,7 @@ pub fn route_backward(
     kernels::product(ctx, d, w, MatMut::new(&mut dx, rows, hidden), Acc::Add);
     memory.regs.reduced = Some(dx);
     [d_logits, scores, std::mem::take(&mut kept.n_mlp)].into_iter().for_each(|b| memory.pool.give(b));
-    put_back(memory, chunk.chunk, unit, layer, kept);
+    memory.put_layer(chunk.chunk, unit, layer, kept);
     Ok(())
 }
 
