@@ -15,8 +15,10 @@ const FLOORS: &[(&str, u32)] = &[
     ("kernels", 1),
     ("fabric", 1),
     ("data", 1),
+    ("policy", 1),
     ("checkpoint", 2),
     ("observe", 2),
+    ("control", 2),
     ("train", 3),
     ("cli", 4),
 ];

@@ -1,0 +1,4 @@
+//! Controller and agents: the shells around `policy`, and what they and rank processes say to each other.
+
+pub mod fault;
+pub mod wire;

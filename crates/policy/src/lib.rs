@@ -1,0 +1,1 @@
+//! The controller's decisions, pure: state, time and event in; actions and the reason out. No clock, no socket.
