@@ -9,6 +9,7 @@ mod eval;
 mod profile_table;
 mod show;
 mod train_cmd;
+mod trouble;
 
 use std::io::Write;
 use std::path::PathBuf;

@@ -7,7 +7,7 @@ use events::Event;
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 use train::launch::Summary;
 
-use crate::profile_table;
+use crate::{profile_table, trouble};
 
 /// Writes to standard output. A closed pipe (`| head`) is no reason to stop training.
 pub fn line(text: &str) {
@@ -154,6 +154,7 @@ fn text(event: &Event) -> Option<String> {
         Event::Failed { rank, reason, .. } => format!("rank {rank} failed: {reason}"),
         // The digest is the last line.
         Event::Digest { .. } | Event::RankFinished(_) | Event::SpansRecorded { .. } => return None,
+        about => return trouble::text(about),
     })
 }
 

@@ -3,10 +3,12 @@
 //! One JSON object per line, tagged by `kind`, with a schema version. Times are seconds.
 
 mod profile;
+mod recovery;
 
 use serde::{Deserialize, Serialize};
 
 pub use profile::{Profile, ProfileRow};
+pub use recovery::{Anatomy, Intervention, Straggler, Trouble, World};
 
 /// Version of the objects below; raised when a reader would have to change.
 pub const SCHEMA: u32 = 1;
@@ -110,6 +112,41 @@ pub enum Event {
         /// Why.
         reason: String,
     },
+    /// A deliberate fault is about to strike (`--inject`); its rank says so before it does.
+    FaultFired {
+        /// The rank, in the layout of the moment.
+        rank: usize,
+        /// The step that would be committed next.
+        step: u64,
+        /// What happens.
+        fault: String,
+    },
+    /// Something is wrong.
+    Trouble(Trouble),
+    /// The policy's answer.
+    Decided {
+        /// The trouble that it answers; 0: none, an operator asked.
+        id: u64,
+        /// What is done.
+        action: String,
+        /// Why this.
+        reason: String,
+    },
+    /// Ranks got their places.
+    World(World),
+    /// A recovery is complete: the run is where it had been.
+    Recovery(Anatomy),
+    /// A step was computed again before anything was committed.
+    Replayed {
+        /// The step.
+        step: u64,
+        /// Why.
+        reason: String,
+    },
+    /// The run's numbers were changed on purpose.
+    Intervention(Intervention),
+    /// A rank holds the others up.
+    Straggler(Straggler),
 }
 
 /// How evenly the rows of a step went to the experts.
@@ -200,6 +237,20 @@ impl Event {
     pub fn from_line(line: &str) -> Result<Self, serde_json::Error> {
         serde_json::from_str(line)
     }
+
+    /// Reads what [`Event::to_line`] wrote: (seconds since the run began, event).
+    ///
+    /// # Errors
+    /// If the line is no event of this schema, or has no time.
+    pub fn timed(line: &str) -> Result<(f64, Self), serde_json::Error> {
+        #[derive(Deserialize)]
+        struct Timed {
+            t: f64,
+            #[serde(flatten)]
+            event: Event,
+        }
+        serde_json::from_str::<Timed>(line).map(|timed| (timed.t, timed.event))
+    }
 }
 
 #[cfg(test)]
@@ -212,5 +263,12 @@ mod tests {
         let line = event.to_line(1.5);
         assert!(!line.contains('\n') && line.contains("\"schema\":1"));
         assert_eq!(Event::from_line(&line).unwrap(), event);
+        assert_eq!(Event::timed(&line).unwrap(), (1.5, event));
+    }
+
+    #[test]
+    fn a_trouble_keeps_its_kind() {
+        let event = Event::Trouble(Trouble { id: 1, kind: "exit".into(), rank: Some(2), ..Trouble::default() });
+        assert_eq!(Event::from_line(&event.to_line(0.0)).unwrap(), event);
     }
 }
