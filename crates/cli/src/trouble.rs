@@ -70,6 +70,6 @@ mod tests {
             ..Anatomy::default()
         };
         let want = "recovered in 812 ms (exit of rank 3; hot spare): detected 3 + loaded 497 + first step 312 ms | 1.5 MB moved, 0 steps redone, on from step 7";
-        assert_eq!(text(&Event::Recovery(anatomy)).unwrap(), want);
+        assert_eq!(text(&Event::Recovery(Box::new(anatomy))).unwrap(), want);
     }
 }

@@ -135,7 +135,7 @@ pub enum Event {
     /// Ranks got their places.
     World(World),
     /// A recovery is complete: the run is where it had been.
-    Recovery(Anatomy),
+    Recovery(Box<Anatomy>),
     /// A step was computed again before anything was committed.
     Replayed {
         /// The step.
