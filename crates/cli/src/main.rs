@@ -91,7 +91,7 @@ fn main() -> ExitCode {
             for signal in [signal_hook::consts::SIGINT, signal_hook::consts::SIGTERM] {
                 let _ = signal_hook::flag::register(signal, Arc::new(AtomicBool::new(false)));
             }
-            return ExitCode::from(::train::launch::rank_main() as u8);
+            return ExitCode::from(::train::worker::rank_main() as u8);
         }
     };
     match result {

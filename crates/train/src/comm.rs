@@ -14,13 +14,14 @@ const PIPE_MESSAGES: usize = 4;
 /// The largest ring.
 const RING_BYTES_MAX: usize = 64 << 20;
 
-/// What the fabric of `run` is made with.
-pub fn fabric_options(run: &Run) -> FabricOptions {
+/// What the fabric of `run` is made with; messages of another `generation` are refused.
+pub fn fabric_options(run: &Run, generation: u64) -> FabricOptions {
     let usual = FabricOptions::default();
     let rows = (run.grid.microbatch * run.train.seq).div_ceil(run.layout.cp * run.layout.tp);
     let message = rows * run.model.hidden * size_of::<f32>();
     let pipe = if run.layout.pp > 1 { (PIPE_MESSAGES * message).min(RING_BYTES_MAX) } else { 0 };
     FabricOptions {
+        generation: generation as u32,
         deadline_ms: run.layout.exchange_timeout_ms as u64,
         ring_bytes: usual.ring_bytes.max(pipe),
         ..usual
@@ -221,7 +222,7 @@ mod tests {
 
     #[test]
     fn a_run_says_how_long_exchanges_may_take_and_pipelines_get_room() {
-        let options = |layout: &str| Run::parse(&format!("{RUN}{layout}"), "t", &[], 1).map(|run| fabric_options(&run));
+        let options = |layout: &str| Run::parse(&format!("{RUN}{layout}"), "t", &[], 1).map(|run| fabric_options(&run, 0));
         let plain = options("dp = 2\nexchange_timeout_ms = 700").unwrap();
         assert_eq!((plain.deadline_ms, plain.ring_bytes), (700, FabricOptions::default().ring_bytes));
         let pipe = options("pp = 2").unwrap();

@@ -2,6 +2,9 @@
 
 use std::path::PathBuf;
 
+use control::wire::Cause;
+use fabric::FabricError;
+
 /// Why a rank or a run could not go on.
 #[derive(Debug, thiserror::Error)]
 pub enum TrainError {
@@ -92,5 +95,26 @@ impl TrainError {
             Self::Rank { code, .. } => *code,
             _ => 70,
         }
+    }
+
+    /// Why this world is over for a rank that could live on in another one; none: the rank itself cannot go on.
+    pub fn cause(&self) -> Option<Cause> {
+        let error = match self {
+            Self::Fabric(error) => error,
+            Self::Digest(error) => return Some(Cause::Disagree { reason: error.to_string() }),
+            _ => return None,
+        };
+        let reason = error.to_string();
+        Some(match error {
+            FabricError::Aborted { .. } => Cause::Aborted,
+            FabricError::PeerGone { rank, .. } => Cause::PeerGone { rank: *rank, reason },
+            FabricError::Deadline { rank, .. } => Cause::Deadline { rank: *rank, reason },
+            FabricError::Mismatch { rank, .. }
+            | FabricError::Oversize { rank, .. }
+            | FabricError::MailboxFull { rank, .. } => Cause::BadMessage { rank: *rank, reason },
+            FabricError::Setup { .. } => Cause::NotConnected { reason },
+            // Also what is wrong with the call: a bug.
+            _ => return None,
+        })
     }
 }

@@ -21,5 +21,6 @@ pub mod segments;
 pub mod state;
 pub mod virtual_ranks;
 pub mod vote;
+pub mod worker;
 
 pub use error::TrainError;

@@ -1,8 +1,9 @@
 //! One rank's run: steps, validations, checkpoints, digests; it reports, it does not decide about failures.
 
+use std::collections::BTreeMap;
 use std::path::PathBuf;
 use std::sync::Arc;
-use std::sync::atomic::AtomicBool;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use checkpoint::Checkpoint;
@@ -19,13 +20,13 @@ use crate::best::Best;
 use crate::buffers::{LossSum, Tokens};
 use crate::corpus::Corpus;
 use crate::error::TrainError;
-use crate::exec::{Executor, Outcome, Recorder};
+use crate::exec::{Executor, Outcome, Recorder, Verdict};
 use crate::launch::{Profiling, write_record};
 use crate::load::expert_load;
 use crate::mutant::{self, Mutant};
 use crate::optim::learning_rate;
 use crate::persist;
-use crate::pin::{self, Shares};
+use crate::pin;
 use crate::sample::Sampling;
 use crate::state::ChunkState;
 
@@ -50,16 +51,75 @@ pub struct Job {
     pub digest_every: u64,
     /// Measured peak of the run's cores, GFLOP/s.
     pub peak_gflops: f64,
-    /// The cores of each rank, by rank; empty: the system places them.
-    pub pins: Shares,
+    /// The rank's cores; empty: the system places it.
+    pub cores: Vec<usize>,
     /// Asks for a stop after the step under way.
     pub stop: Arc<AtomicBool>,
+    /// Where progress is shown.
+    pub pulse: Arc<Pulse>,
     /// Which steps are profiled, if any.
     pub profiling: Option<Profiling>,
     /// Validations before the resume.
     pub best: Best,
     /// A deliberate fault, that a proof must catch.
     pub mutant: Option<Mutant>,
+}
+
+/// What a rank shows of itself to whoever looks, at any time.
+#[derive(Debug, Default)]
+pub struct Pulse {
+    /// The last committed step.
+    pub step: AtomicU64,
+    /// Instructions run.
+    pub work: AtomicU64,
+}
+
+/// What a rank says while it runs.
+#[derive(Debug, Clone, PartialEq)]
+pub enum Said {
+    /// Something happened.
+    Event(Event),
+    /// The state is here and verified.
+    Loaded {
+        /// The last committed step in it.
+        step: u64,
+        /// Bytes that came from peers or disk.
+        bytes: u64,
+        /// Seconds that this took.
+        seconds: f64,
+    },
+}
+
+/// The end of a rank before its time.
+#[derive(Debug)]
+pub struct Ending {
+    /// Why.
+    pub error: TrainError,
+    /// What it holds, if it got that far.
+    pub remains: Option<Remains>,
+}
+
+impl From<TrainError> for Ending {
+    fn from(error: TrainError) -> Self {
+        Self { error, remains: None }
+    }
+}
+
+/// What is left of a world on a rank.
+#[derive(Debug)]
+pub struct Remains {
+    /// The rank, in that world.
+    pub rank: usize,
+    /// State by chunk.
+    pub chunks: BTreeMap<usize, ChunkState>,
+    /// The last step whose update is whole in it.
+    pub step: u64,
+    /// The gradients of the step after it are complete.
+    pub prepared: bool,
+    /// The last vote that this rank saw.
+    pub decided: Option<Verdict>,
+    /// Validations up to the last step, without those that follow it.
+    pub best: Best,
 }
 
 /// How a rank ended.
@@ -76,23 +136,19 @@ pub enum Ended {
 /// Runs the rank behind `endpoint`; rank 0 speaks for the run, all ranks report their own end.
 ///
 /// # Errors
-/// Divergence, a broken fabric, a checkpoint that cannot be read, or (at the end) written.
-pub fn run(job: &Job, endpoint: Endpoint, sink: &dyn Fn(Event)) -> Result<Ended, TrainError> {
+/// Divergence, a broken fabric, a checkpoint that cannot be read, or (at the end) written; with what the rank holds then.
+pub fn run(job: &Job, endpoint: Endpoint, sink: &dyn Fn(Said)) -> Result<Ended, Ending> {
     let rank = endpoint.rank() as usize;
-    sink(Event::RankStarted { rank, pid: std::process::id() });
+    sink(Said::Event(Event::RankStarted { rank, pid: std::process::id() }));
     let ctx = pinned(job, rank, sink);
     let began = Instant::now();
     let mut executor = Executor::new(&job.run, &ctx, endpoint, job.stop.clone());
     executor.mutant = job.mutant;
     executor.definition = job.data.definition(&job.run);
-    let mut done = 0;
-    if let Some(path) = &job.resume {
-        let from = Checkpoint::open(path)?;
-        persist::load(&mut executor, &from)?;
-        done = from.meta().step;
-    } else if let Some(folder) = &job.run.from {
-        executor.load_folder(&HfFolder::open(folder, &job.run.model)?)?;
-    }
+    executor.pulse = job.pulse.clone();
+    let (done, bytes) = load(job, &mut executor)?;
+    job.pulse.step.store(done, Ordering::Relaxed);
+    sink(Said::Loaded { step: done, bytes, seconds: began.elapsed().as_secs_f64() });
     let train = program::lower(&job.run, rank, Mode::Train);
     let recorder = |p: &Profiling| Recorder::new(rank, (p.last - p.first + 1) as usize, train.instrs.len());
     executor.recorder = job.profiling.as_ref().map(recorder);
@@ -106,20 +162,43 @@ pub fn run(job: &Job, endpoint: Endpoint, sink: &dyn Fn(Event)) -> Result<Ended,
         time: vec![("setup".into(), began.elapsed().as_secs_f64())],
         failed_checkpoint: None,
         best: job.best,
+        best_at_step: job.best,
+        step: done,
     };
-    let ended = rank_run.steps(done)?;
-    rank_run.hand_over_spans();
-    rank_run.finish();
-    Ok(ended)
+    match rank_run.steps(done) {
+        Ok(ended) => {
+            rank_run.hand_over_spans();
+            rank_run.finish();
+            Ok(ended)
+        }
+        Err(error) => Err(Ending { remains: Some(rank_run.remains()), error }),
+    }
+}
+
+/// Brings the state to where the job goes on: the last step in it, and how many bytes came.
+fn load(job: &Job, executor: &mut Executor) -> Result<(u64, u64), TrainError> {
+    if let Some(path) = &job.resume {
+        let from = Checkpoint::open(path)?;
+        persist::load(executor, &from)?;
+        let bytes = executor.chunks.values().map(|state| 4 * state.resident() as u64).sum();
+        return Ok((from.meta().step, bytes));
+    }
+    if let Some(folder) = &job.run.from {
+        executor.load_folder(&HfFolder::open(folder, &job.run.model)?)?;
+    }
+    Ok((0, 0))
 }
 
 /// Keeps this rank, and each thread of its team, to its cores.
-fn pinned(job: &Job, rank: usize, sink: &dyn Fn(Event)) -> Ctx {
+fn pinned(job: &Job, rank: usize, sink: &dyn Fn(Said)) -> Ctx {
     let (simd, threads) = (job.simd, job.run.layout.threads);
-    let Some(cores) = job.pins.get(rank).cloned() else { return Ctx::new(simd, threads) };
+    if job.cores.is_empty() {
+        return Ctx::new(simd, threads);
+    }
+    let cores = job.cores.clone();
     if let Err(e) = pin::hold(&cores) {
         let text = format!("rank {rank} could not be held on {}: {e}; it runs unpinned", pin::named(&cores));
-        sink(Event::Notice { text });
+        sink(Said::Event(Event::Notice { text }));
         return Ctx::new(simd, threads);
     }
     // A thread that cannot be held runs on the rank's cores, which it inherits.
@@ -132,17 +211,37 @@ struct RankRun<'a> {
     train: Program,
     eval: Program,
     executor: Executor<'a>,
-    sink: &'a dyn Fn(Event),
+    sink: &'a dyn Fn(Said),
     time: Vec<(String, f64)>,
     /// Why the last try of a checkpoint failed, if it did.
     failed_checkpoint: Option<String>,
     best: Best,
+    /// `best` before what follows the last step.
+    best_at_step: Best,
+    /// The last step whose update is whole.
+    step: u64,
 }
 
 impl RankRun<'_> {
     fn say(&self, event: Event) {
         if self.speaks {
-            (self.sink)(event);
+            (self.sink)(Said::Event(event));
+        }
+    }
+
+    /// What there is after an error. A rank that saw a vote has applied it: no exchange comes between.
+    fn remains(&mut self) -> Remains {
+        let executor = &mut self.executor;
+        let decided = executor.verdict.take();
+        let voted = decided.as_ref().filter(|verdict| verdict.decision.finite).map_or(0, |verdict| verdict.step);
+        let step = self.step.max(voted);
+        Remains {
+            rank: executor.place.rank,
+            chunks: std::mem::take(&mut executor.chunks),
+            prepared: executor.prepared == Some(step + 1),
+            step,
+            decided,
+            best: if step == self.step { self.best_at_step } else { self.best },
         }
     }
 
@@ -166,6 +265,8 @@ impl RankRun<'_> {
             }
             let stop = self.step(step)?;
             last = step;
+            (self.step, self.best_at_step) = (step, self.best);
+            self.job.pulse.step.store(step, Ordering::Relaxed);
             if self.job.profiling.as_ref().is_some_and(|p| p.last == step) {
                 self.hand_over_spans();
             }
@@ -252,11 +353,11 @@ impl RankRun<'_> {
             return;
         }
         let path = profiling.path(rank);
-        (self.sink)(match write_record(&record, &path) {
+        (self.sink)(Said::Event(match write_record(&record, &path) {
             Ok(()) => Event::SpansRecorded { rank, path: path.display().to_string(), steps },
             // A profile is no reason to stop training.
             Err(e) => Event::Notice { text: format!("no profile of rank {rank}: {e}") },
-        });
+        }));
     }
 
     /// Validates on every held-out set; true if the first was the best so far, which all ranks see alike.
@@ -375,7 +476,7 @@ impl RankRun<'_> {
         time.push(("compute".into(), counts.compute.as_secs_f64()));
         time.push(("exchange".into(), counts.exchange.as_secs_f64()));
         let bytes = |of: fn(&ChunkState) -> usize| 4 * self.executor.chunks.values().map(of).sum::<usize>() as u64;
-        (self.sink)(Event::RankFinished(RankReport {
+        (self.sink)(Said::Event(Event::RankFinished(RankReport {
             rank: self.executor.place.rank,
             peak_bytes: peak_bytes(),
             instructions: counts.instructions,
@@ -386,7 +487,7 @@ impl RankRun<'_> {
             leaves_bytes: bytes(|state| state.grads.alive.peak),
             traffic,
             time,
-        }));
+        })));
     }
 }
 

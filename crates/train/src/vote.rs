@@ -2,6 +2,7 @@
 
 use std::collections::HashMap;
 
+use serde::{Deserialize, Serialize};
 use spec::moe::AuxScope;
 use spec::run::TrainConfig;
 use spec::tensors::{STATE_CHUNK, Tensor};
@@ -221,7 +222,7 @@ fn squares(ballots: &[Ballot], grid: &Grid, tensors: &[Tensor]) -> Result<f64, T
 }
 
 /// What all ranks do next.
-#[derive(Debug, Clone, Copy, PartialEq)]
+#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 pub struct Decision {
     /// Mean loss in nats per token.
     pub loss: f64,

@@ -81,6 +81,9 @@ impl Executor<'_> {
             Value::Params(bucket) => self.params(instr, bucket)?,
             Value::Ballot => {
                 let ballot = self.fill_ballot(mode).encode();
+                if mode == Mode::Train {
+                    self.prepared = Some(self.step);
+                }
                 self.ballot = self.comm.endpoint.all_gather_bytes(self.comm.group(axis), &ballot)?;
             }
             Value::Activation | Value::ActivationGrad | Value::TiedGrads => {

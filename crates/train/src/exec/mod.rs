@@ -6,10 +6,11 @@ mod experts;
 mod grads;
 mod record;
 mod routers;
+mod verdict;
 
 use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
-use std::sync::atomic::AtomicBool;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use kernels::{Ctx, RopeTable};
@@ -22,12 +23,14 @@ use crate::comm::Comm;
 use crate::error::TrainError;
 use crate::mutant::{self, Mutant};
 use crate::place::Place;
+use crate::rank::Pulse;
 use crate::segments::{self, Env};
 use crate::state::ChunkState;
+use crate::init;
 use crate::vote::{self, Decision};
-use crate::{init, optim};
 
 pub use record::Recorder;
+pub use verdict::Verdict;
 
 /// What the executor counted.
 #[derive(Debug, Clone, Default)]
@@ -77,6 +80,12 @@ pub struct Executor<'a> {
     stop: Arc<AtomicBool>,
     ballot: Vec<Vec<u8>>,
     decision: Option<Decision>,
+    /// The last vote of a training step.
+    pub verdict: Option<Verdict>,
+    /// The step whose gradients were complete last.
+    pub prepared: Option<u64>,
+    /// Where work is shown.
+    pub pulse: Arc<Pulse>,
     /// Rows of each expert in the last step, by layer.
     pub loads: Vec<Vec<u64>>,
     /// Rows sent in it to ranks with their experts, all layers.
@@ -124,6 +133,9 @@ impl<'a> Executor<'a> {
             stop,
             ballot: Vec::new(),
             decision: None,
+            verdict: None,
+            prepared: None,
+            pulse: Arc::default(),
             loads: Vec::new(),
             copies: 0,
             step: 0,
@@ -157,6 +169,7 @@ impl<'a> Executor<'a> {
             let exchange = matches!(instr.op, Op::Collective { .. } | Op::Send { .. } | Op::Recv { .. });
             let over = Instant::now();
             self.counts.instructions += 1;
+            self.pulse.work.fetch_add(1, Ordering::Relaxed);
             *(if exchange { &mut self.counts.exchange } else { &mut self.counts.compute }) += over - began;
             began = over;
             if let Some(recorder) = &mut self.recorder {
@@ -213,20 +226,16 @@ impl<'a> Executor<'a> {
                 tally.loss = mutant::step_loss(self.mutant, tally.loss, &self.memory.losses);
                 self.decision = Some(vote::decide(&tally, &self.run.train));
                 (self.loads, self.copies) = (tally.loads, tally.copies);
+                if let (Mode::Train, Some(decision)) = (mode, self.decision) {
+                    self.verdict = Some(Verdict { step: self.step, decision, loads: self.loads.clone() });
+                }
             }
             Op::Apply => {
-                let decision = self.decision.ok_or_else(|| TrainError::Internal("apply before the vote".into()))?;
+                let verdict = self.verdict.as_ref().filter(|_| self.decision.is_some());
+                let verdict = verdict.ok_or_else(|| TrainError::Internal("apply before the vote".into()))?;
                 let state = self.chunks.get_mut(&instr.chunk).ok_or_else(|| unhosted(instr))?;
                 mutant::shard(self.mutant, state);
-                if decision.finite {
-                    optim::apply(self.ctx, &self.run.train, self.step, &decision, state);
-                    if let Some(moe) = self.run.model.moe.as_ref().filter(|moe| moe.bias_rate > 0.0) {
-                        segments::move_biases(state, &self.loads, moe.bias_rate);
-                    }
-                }
-                for bucket in &mut state.buckets {
-                    state.grads.pool.give(std::mem::take(&mut bucket.total));
-                }
+                verdict.apply(self.ctx, self.run, state);
             }
         }
         Ok(())

@@ -24,7 +24,6 @@ use program::{Mode, check};
 use spec::{Run, Transport};
 
 pub use folder::RunFolder;
-pub use processes::rank_main;
 pub use profile::{Profiling, Window};
 
 pub(crate) use profile::write as write_record;
@@ -151,27 +150,30 @@ pub fn train_mutant(
         observe(&Event::Notice { text });
         profiler
     });
+    let pins = pin::shares(run.layout.pin, &allowed, world).unwrap_or_default();
     let job = wire::JobSpec {
-        run_toml: run.values.to_toml(),
         name: folder.path().join("run.toml").display().to_string(),
         cores,
         simd: request.simd.to_string(),
         checkpoints: folder.checkpoints(),
         best: resume.as_ref().map_or(Best::default(), |checkpoint| folder.best_until(checkpoint.meta().step)),
-        resume: resume.map(|checkpoint| checkpoint.path().to_owned()),
         digest_every: request.digest_every,
-        pins: pin::shares(run.layout.pin, &allowed, world).unwrap_or_default(),
         peak_gflops,
         profiling: profiler.as_ref().map(|profiler| profiler.profiling().clone()),
         mutant,
     };
+    let part = |rank: usize| wire::Part {
+        run_toml: run.values.to_toml(),
+        resume: resume.as_ref().map(|checkpoint| checkpoint.path().to_owned()),
+        cores: pins.get(rank).cloned().unwrap_or_default(),
+    };
     let boxed = |ranks: threads::ThreadRanks| Box::new(ranks) as Box<dyn Ranks>;
     let started = match run.layout.transport {
-        _ if run.layout.world() == 1 => threads::start(run, &job, data, request.stop.clone()).map(boxed),
-        Transport::Threads => threads::start(run, &job, data, request.stop.clone()).map(boxed),
+        _ if run.layout.world() == 1 => threads::start(run, &job, &part, data, request.stop.clone()).map(boxed),
+        Transport::Threads => threads::start(run, &job, &part, data, request.stop.clone()).map(boxed),
         Transport::Shm | Transport::Tcp => {
             drop(data);
-            processes::start(&request.program, run, &job).map(|ranks| Box::new(ranks) as Box<dyn Ranks>)
+            processes::start(&request.program, run, &job, &part).map(|ranks| Box::new(ranks) as Box<dyn Ranks>)
         }
     };
     let mut collected = Collected::default();

@@ -1,4 +1,4 @@
-//! One process per rank: the parent's side and the rank's side.
+//! One process per rank: the parent's side.
 
 use std::io::{BufRead, BufReader, Write};
 use std::os::unix::process::ExitStatusExt;
@@ -6,19 +6,22 @@ use std::path::Path;
 use std::process::{Child, ChildStdin, Command, Stdio};
 use std::sync::Arc;
 use std::sync::Mutex;
-use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{Receiver, Sender, channel};
 
-use events::Event;
-use fabric::{Endpoint, ShmWorld};
+use control::wire::{Assignment, Cause, FabricSpec, FromRank, Origin, RANK_COMMAND, ToRank};
+use fabric::ShmWorld;
 use spec::{Run, Transport};
 
 use super::folder::complain;
-use super::wire::{FabricSpec, FromRank, JobSpec, RANK_COMMAND, ToRank};
+use super::wire::{JobSpec, Part};
 use super::{Failure, News, Ranks};
 use crate::comm::fabric_options;
 use crate::error::TrainError;
-use crate::rank::{self, Ended};
+
+/// The one world of a run.
+const GENERATION: u64 = 1;
+/// Between two signs of life.
+const BEAT_MS: u64 = 500;
 
 pub struct ProcessRanks {
     count: usize,
@@ -35,15 +38,20 @@ fn io(what: &'static str, program: &Path) -> impl FnOnce(std::io::Error) -> Trai
 }
 
 /// Starts a process per rank and connects them.
-pub fn start(program: &Path, run: &Run, job: &JobSpec) -> Result<ProcessRanks, TrainError> {
+pub fn start(
+    program: &Path,
+    run: &Run,
+    job: &JobSpec,
+    part: &dyn Fn(usize) -> Part,
+) -> Result<ProcessRanks, TrainError> {
     let world = run.layout.world();
     let shared = match run.layout.transport {
         Transport::Tcp => None,
-        _ => Some(ShmWorld::create(world as u32, &fabric_options(run))?),
+        _ => Some(ShmWorld::create(world as u32, &fabric_options(run, GENERATION))?),
     };
     let fabric = match &shared {
         Some(memory) => FabricSpec::Shm(memory.path()),
-        None => FabricSpec::Tcp { token: token()? },
+        None => FabricSpec::Tcp { token: token()?, bind: std::net::Ipv4Addr::LOCALHOST.into() },
     };
     let (tell, news) = channel();
     let (tell_address, addresses) = channel();
@@ -57,15 +65,21 @@ pub fn start(program: &Path, run: &Run, job: &JobSpec) -> Result<ProcessRanks, T
             .map_err(io("cannot start a rank with", program))?;
         let mut input = child.stdin.take().ok_or_else(|| TrainError::Internal("a rank without input".into()))?;
         let output = child.stdout.take().ok_or_else(|| TrainError::Internal("a rank without output".into()))?;
-        let start = ToRank::Start {
+        let job = serde_json::to_value(job).map_err(|e| TrainError::Internal(e.to_string()))?;
+        let Part { run_toml, resume, cores } = part(rank);
+        let assignment = Assignment {
+            generation: GENERATION,
             rank: rank as u32,
             world: world as u32,
-            parent: std::process::id(),
-            job: Box::new(job.clone()),
+            run_toml,
             fabric: fabric.clone(),
+            cores,
+            origin: resume.map_or(Origin::Fresh, Origin::Disk),
+            faults: Vec::new(),
         };
         // A rank that dies at once is reported by its listener.
-        let _ = say(&mut input, &start);
+        let _ = say(&mut input, &ToRank::Hello { parent: std::process::id(), beat_ms: BEAT_MS, job });
+        let _ = say(&mut input, &ToRank::Assign(Box::new(assignment)));
         let child = Arc::new(Mutex::new(child));
         ranks.inputs.push(input);
         ranks.children.push(child.clone());
@@ -83,7 +97,7 @@ pub fn start(program: &Path, run: &Run, job: &JobSpec) -> Result<ProcessRanks, T
             all[rank] = address;
         }
         for input in &mut ranks.inputs {
-            let _ = say(input, &ToRank::Addresses(all.clone()));
+            let _ = say(input, &ToRank::Addresses { generation: GENERATION, addresses: all.clone() });
         }
     }
     Ok(ranks)
@@ -115,10 +129,16 @@ fn listen(
     let mut last = None;
     for line in output.lines().map_while(Result::ok) {
         match serde_json::from_str(&line) {
-            Ok(FromRank::Listening(address)) => drop(tell_address.send((rank, address))),
+            Ok(FromRank::Listening { address, .. }) => drop(tell_address.send((rank, address))),
             Ok(FromRank::Event(event)) => drop(tell.send(News::Event(event))),
-            Ok(FromRank::Done(ended)) => last = Some(Ok(ended)),
+            Ok(FromRank::Done(ended)) => last = serde_json::from_value(ended).ok().map(Ok),
+            // It would live on in another world; here it has had its last.
+            Ok(FromRank::Interrupted { cause, .. }) => {
+                let failure = Failure { code: 70, reason: words(cause), silent: false };
+                return drop(tell.send(News::Ended(rank, Err(failure))));
+            }
             Ok(FromRank::Failed { code, reason }) => last = Some(Err(Failure { code, reason, silent: false })),
+            Ok(_) => {}
             Err(_) => complain(&format!("rank {rank}: {line}")),
         }
     }
@@ -135,6 +155,21 @@ fn listen(
         Err(Failure { code: 70, reason, silent: true })
     });
     drop(tell.send(News::Ended(rank, ended)));
+}
+
+/// Why a world ended, in the words of who was in it.
+fn words(cause: Cause) -> String {
+    match cause {
+        Cause::Aborted => "it was told to leave".into(),
+        Cause::Corrupt { ranks } => format!("state of ranks {ranks:?} is not what they wrote"),
+        Cause::PeerGone { reason, .. }
+        | Cause::NotConnected { reason }
+        | Cause::Deadline { reason, .. }
+        | Cause::BadMessage { reason, .. }
+        | Cause::NotFinite { reason, .. }
+        | Cause::Disagree { reason }
+        | Cause::Lost { reason } => reason,
+    }
 }
 
 /// What is known of a signal that ends a process.
@@ -188,82 +223,4 @@ impl Drop for ProcessRanks {
             }
         }
     }
-}
-
-/// The whole life of a rank process; the exit code.
-pub fn rank_main() -> i32 {
-    let mut first = String::new();
-    let mut input = BufReader::new(std::io::stdin());
-    if input.read_line(&mut first).is_err() {
-        return 70;
-    }
-    let output = Arc::new(Mutex::new(std::io::stdout()));
-    let report = {
-        let output = output.clone();
-        move |message: &FromRank| {
-            // A closed output: the parent is gone, and with it soon this process.
-            let _ = say(&mut *output.lock().unwrap_or_else(|e| e.into_inner()), message);
-        }
-    };
-    match rank_body(&first, input, &report) {
-        Ok(ended) => {
-            report(&FromRank::Done(ended));
-            0
-        }
-        Err(e) => {
-            report(&FromRank::Failed { code: e.exit_code(), reason: e.to_string() });
-            e.exit_code()
-        }
-    }
-}
-
-fn rank_body(
-    first: &str,
-    mut input: BufReader<std::io::Stdin>,
-    report: &dyn Fn(&FromRank),
-) -> Result<Ended, TrainError> {
-    let internal = |e: &dyn std::fmt::Display| TrainError::Internal(format!("the parent's words are unclear: {e}"));
-    let ToRank::Start { rank, world, parent, job, fabric } = serde_json::from_str(first).map_err(|e| internal(&e))?
-    else {
-        return Err(internal(&"expected the start"));
-    };
-    die_with_parent(parent)?;
-    let stop = Arc::new(AtomicBool::new(false));
-    let job = job.job(None, stop.clone())?;
-    let options = fabric_options(&job.run);
-    let endpoint: Endpoint = match fabric {
-        FabricSpec::Shm(path) => ShmWorld::attach_path(&path, rank, world, &options)?,
-        FabricSpec::Tcp { token } => {
-            let (handle, address) = fabric::TcpListenerHandle::bind(std::net::Ipv4Addr::LOCALHOST.into())?;
-            report(&FromRank::Listening(address.to_string()));
-            let mut line = String::new();
-            input.read_line(&mut line).map_err(|e| internal(&e))?;
-            let Ok(ToRank::Addresses(all)) = serde_json::from_str(&line) else {
-                return Err(internal(&"expected the addresses"));
-            };
-            let all = all.iter().map(|a| a.parse()).collect::<Result<Vec<_>, _>>().map_err(|e| internal(&e))?;
-            handle.connect(rank, &all, &token, &options)?
-        }
-    };
-    let asked = stop.clone();
-    std::thread::spawn(move || {
-        for line in input.lines().map_while(Result::ok) {
-            if matches!(serde_json::from_str(&line), Ok(ToRank::Stop)) {
-                asked.store(true, Ordering::Relaxed);
-            }
-        }
-        // The parent closed our input: it is gone, or wants us gone.
-        std::process::exit(70);
-    });
-    rank::run(&job, endpoint, &|event: Event| report(&FromRank::Event(event)))
-}
-
-/// The kernel ends this process when the parent dies, however it dies.
-fn die_with_parent(parent: u32) -> Result<(), TrainError> {
-    use rustix::process::{Signal, getppid, set_parent_process_death_signal};
-    set_parent_process_death_signal(Some(Signal::KILL))
-        .map_err(|e| TrainError::Internal(format!("cannot bind this process to its parent: {e}")))?;
-    // It may have died before that.
-    let alive = getppid().is_some_and(|pid| pid.as_raw_nonzero().get() as u32 == parent);
-    if alive { Ok(()) } else { Err(TrainError::Internal("the parent is gone".into())) }
 }

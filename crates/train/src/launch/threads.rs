@@ -8,12 +8,12 @@ use std::thread::JoinHandle;
 use fabric::Aborter;
 use spec::Run;
 
-use super::wire::JobSpec;
+use super::wire::{JobSpec, Part};
 use super::{Failure, News, Ranks};
 use crate::comm::fabric_options;
 use crate::corpus::Corpus;
 use crate::error::TrainError;
-use crate::rank;
+use crate::rank::{self, Ending, Said};
 
 pub struct ThreadRanks {
     count: usize,
@@ -23,22 +23,34 @@ pub struct ThreadRanks {
 }
 
 /// Starts a thread per rank; they share `stop` with the caller.
-pub fn start(run: &Run, spec: &JobSpec, data: Arc<Corpus>, stop: Arc<AtomicBool>) -> Result<ThreadRanks, TrainError> {
+pub fn start(
+    run: &Run,
+    spec: &JobSpec,
+    part: &dyn Fn(usize) -> Part,
+    data: Arc<Corpus>,
+    stop: Arc<AtomicBool>,
+) -> Result<ThreadRanks, TrainError> {
     let world = run.layout.world();
-    let endpoints = fabric::threads(world as u32, &fabric_options(run))?;
+    let endpoints = fabric::threads(world as u32, &fabric_options(run, 0))?;
     let aborters = endpoints.iter().map(|e| e.aborter()).collect();
     let (tell, news) = channel();
     let mut handles = Vec::new();
     for endpoint in endpoints {
-        let job = spec.job(Some(data.clone()), stop.clone())?;
-        let tell = tell.clone();
         let number = endpoint.rank() as usize;
+        let job = spec.job(part(number), data.clone(), stop.clone(), Arc::default())?;
+        let tell = tell.clone();
         let body = move || {
-            let sink = |event| drop(tell.send(News::Event(event)));
+            let sink = |said| {
+                if let Said::Event(event) = said {
+                    drop(tell.send(News::Event(event)));
+                }
+            };
             let run = std::panic::AssertUnwindSafe(|| rank::run(&job, endpoint, &sink));
             let ended = match std::panic::catch_unwind(run) {
                 Ok(Ok(ended)) => Ok(ended),
-                Ok(Err(e)) => Err(Failure { code: e.exit_code(), reason: e.to_string(), silent: false }),
+                Ok(Err(Ending { error, .. })) => {
+                    Err(Failure { code: error.exit_code(), reason: error.to_string(), silent: false })
+                }
                 Err(_) => Err(Failure { code: 70, reason: "it panicked; the message is above".into(), silent: true }),
             };
             drop(tell.send(News::Ended(number, ended)));

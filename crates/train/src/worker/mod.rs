@@ -1,0 +1,157 @@
+//! A rank process: it outlives worlds. It gets a place in a world, joins it, steps until the world ends, says what it holds,
+//! keeps that, and waits for the next place.
+//!
+//! ```text
+//!  mod.rs    the life: hello, then world after world
+//!  ear.rs    a thread that hears the agent: what must act at once does, the rest queues up
+//!  voice.rs  one writer of the standard output; the thread of the heartbeat
+//!  join.rs   into the fabric of a world
+//! ```
+
+mod ear;
+mod join;
+mod voice;
+
+use std::io::{BufRead, BufReader};
+use std::path::PathBuf;
+use std::sync::Arc;
+
+use control::wire::{Assignment, Decided, FromRank, Held, Origin, ToRank};
+
+use crate::corpus::Corpus;
+use crate::error::TrainError;
+use crate::launch::wire::{JobSpec, Part};
+use crate::rank::{self, Ended, Ending, Remains, Said};
+use ear::Ear;
+use voice::Voice;
+
+/// The whole life of a rank process; the exit code.
+pub fn rank_main() -> i32 {
+    let voice = Voice::new();
+    match life(&voice) {
+        Ok(ended) => match serde_json::to_value(ended) {
+            Ok(ended) => {
+                voice.say(&FromRank::Done(ended));
+                0
+            }
+            Err(_) => 70,
+        },
+        Err(e) => {
+            voice.say(&FromRank::Failed { code: e.exit_code(), reason: e.to_string() });
+            e.exit_code()
+        }
+    }
+}
+
+fn unclear(e: &dyn std::fmt::Display) -> TrainError {
+    TrainError::Internal(format!("the agent's words are unclear: {e}"))
+}
+
+fn life(voice: &Arc<Voice>) -> Result<Ended, TrainError> {
+    let mut input = BufReader::new(std::io::stdin());
+    let mut first = String::new();
+    input.read_line(&mut first).map_err(|e| unclear(&e))?;
+    let ToRank::Hello { parent, beat_ms, job } = serde_json::from_str(&first).map_err(|e| unclear(&e))? else {
+        return Err(unclear(&"expected hello"));
+    };
+    die_with_parent(parent)?;
+    let spec: JobSpec = serde_json::from_value(job).map_err(|e| unclear(&e))?;
+    let mut ear = Ear::listen(input, voice.clone());
+    voice.beat(beat_ms, ear.pulse().clone());
+    let mut worker = Worker { spec, voice, data: None, remains: None };
+    loop {
+        match ear.next() {
+            ToRank::Assign(assignment) => {
+                if let Some(ended) = worker.world(*assignment, &mut ear)? {
+                    return Ok(ended);
+                }
+            }
+            ToRank::Wait => voice.say(&FromRank::Ready),
+            // Of a world that is over, or already done by the ear.
+            _ => {}
+        }
+    }
+}
+
+/// What a process keeps from world to world.
+struct Worker<'v> {
+    spec: JobSpec,
+    voice: &'v Voice,
+    /// The data do not depend on the layout.
+    data: Option<Arc<Corpus>>,
+    /// State of the last world.
+    remains: Option<Remains>,
+}
+
+impl Worker<'_> {
+    /// Lives through one world; none: it was interrupted, the agent knows, and another may come.
+    fn world(&mut self, assignment: Assignment, ear: &mut Ear) -> Result<Option<Ended>, TrainError> {
+        let generation = assignment.generation;
+        let ending = match self.steps(assignment, ear) {
+            Ok(ended) => return Ok(Some(ended)),
+            Err(ending) => ending,
+        };
+        ear.leave();
+        let Some(cause) = ending.error.cause() else { return Err(ending.error) };
+        if let Some(remains) = ending.remains {
+            self.remains = Some(remains);
+        }
+        self.voice.say(&FromRank::Interrupted { generation, held: self.held()?, cause });
+        Ok(None)
+    }
+
+    fn steps(&mut self, assignment: Assignment, ear: &mut Ear) -> Result<Ended, Ending> {
+        let Assignment { generation, rank, world, run_toml, fabric, cores, origin, .. } = assignment;
+        let resume = disk(origin)?;
+        let run = self.spec.run(&run_toml)?;
+        let data = match &self.data {
+            Some(data) => data.clone(),
+            None => self.data.insert(Arc::new(Corpus::open(&run).map_err(TrainError::from)?)).clone(),
+        };
+        let part = Part { run_toml, resume, cores };
+        let job = self.spec.job(part, data, ear.stop().clone(), ear.pulse().clone())?;
+        let endpoint = join::join(&job.run, (generation, rank, world), &fabric, ear, self.voice)?;
+        ear.enter(generation, endpoint.aborter());
+        self.voice.say(&FromRank::Connected { generation });
+        rank::run(&job, endpoint, &|said| {
+            self.voice.say(&match said {
+                Said::Event(event) => FromRank::Event(event),
+                Said::Loaded { step, bytes, seconds } => FromRank::Loaded { generation, step, bytes, seconds },
+            });
+        })
+    }
+
+    /// What the agent is told about what is left.
+    fn held(&self) -> Result<Held, TrainError> {
+        let Some(remains) = &self.remains else { return Ok(Held::default()) };
+        let decided = |verdict: &crate::exec::Verdict| {
+            let decision = serde_json::to_value(verdict).map_err(|e| TrainError::Internal(e.to_string()))?;
+            Ok::<_, TrainError>(Decided { step: verdict.step, decision })
+        };
+        Ok(Held {
+            step: Some(remains.step),
+            prepared: remains.prepared,
+            decided: remains.decided.as_ref().map(decided).transpose()?,
+            corrupt: Vec::new(),
+        })
+    }
+}
+
+/// The checkpoint to go on from.
+fn disk(origin: Origin) -> Result<Option<PathBuf>, TrainError> {
+    match origin {
+        Origin::Fresh => Ok(None),
+        Origin::Disk(path) => Ok(Some(path)),
+        Origin::Peers { .. } => Err(TrainError::Internal("state of peers is not fetched yet".into())),
+    }
+}
+
+/// The kernel ends this process when the parent dies, however it dies.
+fn die_with_parent(parent: u32) -> Result<(), TrainError> {
+    use rustix::process::{Signal, getppid, set_parent_process_death_signal};
+    set_parent_process_death_signal(Some(Signal::KILL))
+        .map_err(|e| TrainError::Internal(format!("cannot bind this process to its parent: {e}")))?;
+    // It may have died before that.
+    let alive = getppid().is_some_and(|pid| pid.as_raw_nonzero().get() as u32 == parent);
+    if alive { Ok(()) } else { Err(TrainError::Internal("the parent is gone".into())) }
+}
