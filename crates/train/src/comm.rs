@@ -222,7 +222,8 @@ mod tests {
 
     #[test]
     fn a_run_says_how_long_exchanges_may_take_and_pipelines_get_room() {
-        let options = |layout: &str| Run::parse(&format!("{RUN}{layout}"), "t", &[], 1).map(|run| fabric_options(&run, 0));
+        let options =
+            |layout: &str| Run::parse(&format!("{RUN}{layout}"), "t", &[], 1).map(|run| fabric_options(&run, 0));
         let plain = options("dp = 2\nexchange_timeout_ms = 700").unwrap();
         assert_eq!((plain.deadline_ms, plain.ring_bytes), (700, FabricOptions::default().ring_bytes));
         let pipe = options("pp = 2").unwrap();

@@ -52,6 +52,9 @@ pub enum TrainError {
         /// Its gradient norm.
         norm: f64,
     },
+    /// State of an earlier world that nobody holds any more.
+    #[error("{0}")]
+    Lost(String),
     /// The state at the end of a run could not be saved.
     #[error("{0}")]
     LastCheckpoint(String),
@@ -102,6 +105,7 @@ impl TrainError {
         let error = match self {
             Self::Fabric(error) => error,
             Self::Digest(error) => return Some(Cause::Disagree { reason: error.to_string() }),
+            Self::Lost(reason) => return Some(Cause::Lost { reason: reason.clone() }),
             _ => return None,
         };
         let reason = error.to_string();

@@ -16,6 +16,7 @@ pub mod persist;
 pub mod pin;
 pub mod place;
 pub mod rank;
+pub mod recover;
 pub mod sample;
 pub mod segments;
 pub mod state;

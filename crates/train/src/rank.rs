@@ -27,6 +27,7 @@ use crate::mutant::{self, Mutant};
 use crate::optim::learning_rate;
 use crate::persist;
 use crate::pin;
+use crate::recover::{self, Fetched, Peers};
 use crate::sample::Sampling;
 use crate::state::ChunkState;
 
@@ -45,8 +46,6 @@ pub struct Job {
     pub simd: Simd,
     /// Folder of checkpoints.
     pub checkpoints: PathBuf,
-    /// The checkpoint to go on from.
-    pub resume: Option<PathBuf>,
     /// Steps between hashes of every tensor; 0: none.
     pub digest_every: u64,
     /// Measured peak of the run's cores, GFLOP/s.
@@ -63,6 +62,17 @@ pub struct Job {
     pub best: Best,
     /// A deliberate fault, that a proof must catch.
     pub mutant: Option<Mutant>,
+}
+
+/// Where a rank's state comes from.
+#[derive(Debug)]
+pub enum Start {
+    /// Initial weights, or the folder that the run names.
+    Fresh,
+    /// A checkpoint.
+    Disk(PathBuf),
+    /// The ranks of an earlier world.
+    Peers(Box<Peers>),
 }
 
 /// What a rank shows of itself to whoever looks, at any time.
@@ -122,6 +132,13 @@ pub struct Remains {
     pub best: Best,
 }
 
+impl Remains {
+    /// The vote of the last step was to stop after it.
+    pub fn stops(&self) -> bool {
+        self.decided.as_ref().is_some_and(|verdict| verdict.step == self.step && verdict.decision.stop)
+    }
+}
+
 /// How a rank ended.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Ended {
@@ -137,18 +154,19 @@ pub enum Ended {
 ///
 /// # Errors
 /// Divergence, a broken fabric, a checkpoint that cannot be read, or (at the end) written; with what the rank holds then.
-pub fn run(job: &Job, endpoint: Endpoint, sink: &dyn Fn(Said)) -> Result<Ended, Ending> {
+pub fn run(job: &Job, endpoint: Endpoint, start: Start, sink: &dyn Fn(Said)) -> Result<Ended, Ending> {
     let rank = endpoint.rank() as usize;
     sink(Said::Event(Event::RankStarted { rank, pid: std::process::id() }));
     let ctx = pinned(job, rank, sink);
     let began = Instant::now();
-    let mut executor = Executor::new(&job.run, &ctx, endpoint, job.stop.clone());
+    let make = if matches!(start, Start::Fresh) { Executor::new } else { Executor::empty };
+    let mut executor = make(&job.run, &ctx, endpoint, job.stop.clone());
     executor.mutant = job.mutant;
     executor.definition = job.data.definition(&job.run);
     executor.pulse = job.pulse.clone();
-    let (done, bytes) = load(job, &mut executor)?;
-    job.pulse.step.store(done, Ordering::Relaxed);
-    sink(Said::Loaded { step: done, bytes, seconds: began.elapsed().as_secs_f64() });
+    let loaded = load(job, &mut executor, start)?;
+    job.pulse.step.store(loaded.step, Ordering::Relaxed);
+    sink(Said::Loaded { step: loaded.step, bytes: loaded.bytes, seconds: began.elapsed().as_secs_f64() });
     let train = program::lower(&job.run, rank, Mode::Train);
     let recorder = |p: &Profiling| Recorder::new(rank, (p.last - p.first + 1) as usize, train.instrs.len());
     executor.recorder = job.profiling.as_ref().map(recorder);
@@ -161,11 +179,12 @@ pub fn run(job: &Job, endpoint: Endpoint, sink: &dyn Fn(Said)) -> Result<Ended, 
         sink,
         time: vec![("setup".into(), began.elapsed().as_secs_f64())],
         failed_checkpoint: None,
-        best: job.best,
-        best_at_step: job.best,
-        step: done,
+        best: loaded.best,
+        best_at_step: loaded.best,
+        step: loaded.step,
+        open_at: loaded.open.then_some(loaded.step),
     };
-    match rank_run.steps(done) {
+    match rank_run.steps(&loaded) {
         Ok(ended) => {
             rank_run.hand_over_spans();
             rank_run.finish();
@@ -175,18 +194,45 @@ pub fn run(job: &Job, endpoint: Endpoint, sink: &dyn Fn(Said)) -> Result<Ended, 
     }
 }
 
-/// Brings the state to where the job goes on: the last step in it, and how many bytes came.
-fn load(job: &Job, executor: &mut Executor) -> Result<(u64, u64), TrainError> {
-    if let Some(path) = &job.resume {
-        let from = Checkpoint::open(path)?;
-        persist::load(executor, &from)?;
-        let bytes = executor.chunks.values().map(|state| 4 * state.resident() as u64).sum();
-        return Ok((from.meta().step, bytes));
+/// Where a rank goes on.
+struct Loaded {
+    /// The last step in the state.
+    step: u64,
+    /// Bytes that came.
+    bytes: u64,
+    /// Validations so far.
+    best: Best,
+    /// What follows the step, such as a validation, may not have been done.
+    open: bool,
+    /// The step's vote was to stop after it.
+    stop: bool,
+}
+
+/// Brings the state to where the job goes on.
+fn load(job: &Job, executor: &mut Executor, start: Start) -> Result<Loaded, Ending> {
+    let fresh = Loaded { step: 0, bytes: 0, best: job.best, open: false, stop: false };
+    match start {
+        Start::Peers(mut peers) => match recover::fetch(executor, &mut peers) {
+            Ok(fetched) => {
+                let Fetched { best, stop, bytes } = fetched;
+                Ok(Loaded { step: peers.step, bytes, best, open: peers.step > 0, stop })
+            }
+            Err(error) => Err(Ending { error, remains: peers.remains }),
+        },
+        Start::Disk(path) => {
+            let from = Checkpoint::open(&path).map_err(TrainError::from)?;
+            persist::load(executor, &from)?;
+            let bytes = executor.chunks.values().map(|state| 4 * state.resident() as u64).sum();
+            Ok(Loaded { step: from.meta().step, bytes, ..fresh })
+        }
+        Start::Fresh => {
+            if let Some(folder) = &job.run.from {
+                let folder = HfFolder::open(folder, &job.run.model).map_err(TrainError::from)?;
+                executor.load_folder(&folder)?;
+            }
+            Ok(fresh)
+        }
     }
-    if let Some(folder) = &job.run.from {
-        executor.load_folder(&HfFolder::open(folder, &job.run.model)?)?;
-    }
-    Ok((0, 0))
 }
 
 /// Keeps this rank, and each thread of its team, to its cores.
@@ -220,6 +266,8 @@ struct RankRun<'a> {
     best_at_step: Best,
     /// The last step whose update is whole.
     step: u64,
+    /// The step whose checkpoint an earlier world may have written.
+    open_at: Option<u64>,
 }
 
 impl RankRun<'_> {
@@ -253,20 +301,27 @@ impl RankRun<'_> {
         }
     }
 
-    fn steps(&mut self, done: u64) -> Result<Ended, TrainError> {
+    fn steps(&mut self, from: &Loaded) -> Result<Ended, TrainError> {
         let run = &self.job.run;
         let (steps, every) = (run.train.steps, run.checkpoint.every);
         let mut ended = Ended::Finished;
-        let (mut saved, mut last) = (done, done);
-        for step in done + 1..=steps {
-            if self.best.exhausted(run.train.patience) {
-                ended = Ended::Exhausted(last);
-                break;
-            }
-            let stop = self.step(step)?;
-            last = step;
-            (self.step, self.best_at_step) = (step, self.best);
-            self.job.pulse.step.store(step, Ordering::Relaxed);
+        // What follows a step is done again where a world ended before all of it was done.
+        let first = if from.open { from.step } else { from.step + 1 };
+        let (mut saved, mut last) = (first - 1, from.step);
+        for step in first..=steps {
+            let stop = if step > from.step {
+                if self.best.exhausted(run.train.patience) {
+                    ended = Ended::Exhausted(last);
+                    break;
+                }
+                let stop = self.step(step)?;
+                last = step;
+                (self.step, self.best_at_step) = (step, self.best);
+                self.job.pulse.step.store(step, Ordering::Relaxed);
+                stop
+            } else {
+                from.stop
+            };
             if self.job.profiling.as_ref().is_some_and(|p| p.last == step) {
                 self.hand_over_spans();
             }
@@ -431,6 +486,9 @@ impl RankRun<'_> {
 
     /// True if it was written; if not, the run goes on and tries again after step `retry_at`.
     fn checkpoint(&mut self, step: u64, retry_at: u64) -> Result<bool, TrainError> {
+        if self.open_at == Some(step) && self.is_saved(step)? {
+            return Ok(true);
+        }
         let began = Instant::now();
         let result = persist::save(&self.executor, &self.job.checkpoints, step, &self.best)?;
         self.spent("checkpoint", began);
@@ -443,6 +501,15 @@ impl RankRun<'_> {
             Err(reason) => self.say(Event::CheckpointFailed { step, reason, retry_at }),
         }
         Ok(self.failed_checkpoint.is_none())
+    }
+
+    /// Whether an earlier world has written the checkpoint of `step`, as rank 0 sees it; on every rank.
+    fn is_saved(&self, step: u64) -> Result<bool, TrainError> {
+        let manifest = checkpoint::step_dir(&self.job.checkpoints, step).join(checkpoint::MANIFEST);
+        let mut seen = vec![u8::from(manifest.exists())];
+        let comm = &self.executor.comm;
+        comm.endpoint.broadcast(&comm.world, 0, &mut seen)?;
+        Ok(seen == [1])
     }
 
     fn last_checkpoint(&mut self, step: u64) -> Result<(), TrainError> {

@@ -1,5 +1,6 @@
 //! What a user of the binary sees: messages, exit codes, files, processes and digests.
 
+mod agent;
 mod bad_input;
 mod check;
 mod common;
@@ -11,5 +12,6 @@ mod orphans;
 mod output;
 mod pin;
 mod profile;
+mod recover;
 mod signals;
 mod tokens;

@@ -21,12 +21,12 @@ use spec::{Leaf, Run, Unit};
 use crate::buffers::{Memory, Tokens};
 use crate::comm::Comm;
 use crate::error::TrainError;
+use crate::init;
 use crate::mutant::{self, Mutant};
 use crate::place::Place;
 use crate::rank::Pulse;
 use crate::segments::{self, Env};
 use crate::state::ChunkState;
-use crate::init;
 use crate::vote::{self, Decision};
 
 pub use record::Recorder;
@@ -105,14 +105,19 @@ pub enum Outcome {
 impl<'a> Executor<'a> {
     /// A rank with freshly initialised parameters; `stop` asks for a stop after the step under way.
     pub fn new(run: &'a Run, ctx: &'a Ctx, endpoint: fabric::Endpoint, stop: Arc<AtomicBool>) -> Self {
+        let mut executor = Self::empty(run, ctx, endpoint, stop);
+        executor.chunks.values_mut().for_each(|state| init::fill(run, ctx, state));
+        executor
+    }
+
+    /// A rank whose state is yet to come.
+    pub fn empty(run: &'a Run, ctx: &'a Ctx, endpoint: fabric::Endpoint, stop: Arc<AtomicBool>) -> Self {
         let rank = endpoint.rank() as usize;
         let place = Place::new(&run.model, &run.grid, &run.layout, run.train.seq, rank);
         let comm = Comm::new(endpoint, &run.layout, &place);
         let mut chunks = BTreeMap::new();
         for chunk in run.layout.chunks_of(place.at.pp) {
-            let mut state = ChunkState::new(run, &place, chunk);
-            init::fill(run, ctx, &mut state);
-            chunks.insert(chunk, state);
+            chunks.insert(chunk, ChunkState::new(run, &place, chunk));
         }
         Self {
             rope: RopeTable::new(run.model.head_dim, run.model.rope_theta, run.train.seq),

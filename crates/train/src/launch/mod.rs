@@ -162,18 +162,19 @@ pub fn train_mutant(
         profiling: profiler.as_ref().map(|profiler| profiler.profiling().clone()),
         mutant,
     };
-    let part = |rank: usize| wire::Part {
-        run_toml: run.values.to_toml(),
-        resume: resume.as_ref().map(|checkpoint| checkpoint.path().to_owned()),
-        cores: pins.get(rank).cloned().unwrap_or_default(),
-    };
+    let resume = resume.map(|checkpoint| checkpoint.path().to_owned());
+    let part =
+        |rank: usize| wire::Part { run_toml: run.values.to_toml(), cores: pins.get(rank).cloned().unwrap_or_default() };
     let boxed = |ranks: threads::ThreadRanks| Box::new(ranks) as Box<dyn Ranks>;
     let started = match run.layout.transport {
-        _ if run.layout.world() == 1 => threads::start(run, &job, &part, data, request.stop.clone()).map(boxed),
-        Transport::Threads => threads::start(run, &job, &part, data, request.stop.clone()).map(boxed),
+        _ if run.layout.world() == 1 => {
+            threads::start(run, &job, &part, resume.clone(), data, request.stop.clone()).map(boxed)
+        }
+        Transport::Threads => threads::start(run, &job, &part, resume.clone(), data, request.stop.clone()).map(boxed),
         Transport::Shm | Transport::Tcp => {
             drop(data);
-            processes::start(&request.program, run, &job, &part).map(|ranks| Box::new(ranks) as Box<dyn Ranks>)
+            processes::start(&request.program, run, &job, &part, resume.clone())
+                .map(|ranks| Box::new(ranks) as Box<dyn Ranks>)
         }
     };
     let mut collected = Collected::default();

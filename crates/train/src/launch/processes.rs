@@ -2,7 +2,7 @@
 
 use std::io::{BufRead, BufReader, Write};
 use std::os::unix::process::ExitStatusExt;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::{Child, ChildStdin, Command, Stdio};
 use std::sync::Arc;
 use std::sync::Mutex;
@@ -43,6 +43,7 @@ pub fn start(
     run: &Run,
     job: &JobSpec,
     part: &dyn Fn(usize) -> Part,
+    resume: Option<PathBuf>,
 ) -> Result<ProcessRanks, TrainError> {
     let world = run.layout.world();
     let shared = match run.layout.transport {
@@ -66,7 +67,7 @@ pub fn start(
         let mut input = child.stdin.take().ok_or_else(|| TrainError::Internal("a rank without input".into()))?;
         let output = child.stdout.take().ok_or_else(|| TrainError::Internal("a rank without output".into()))?;
         let job = serde_json::to_value(job).map_err(|e| TrainError::Internal(e.to_string()))?;
-        let Part { run_toml, resume, cores } = part(rank);
+        let Part { run_toml, cores } = part(rank);
         let assignment = Assignment {
             generation: GENERATION,
             rank: rank as u32,
@@ -74,7 +75,7 @@ pub fn start(
             run_toml,
             fabric: fabric.clone(),
             cores,
-            origin: resume.map_or(Origin::Fresh, Origin::Disk),
+            origin: resume.clone().map_or(Origin::Fresh, Origin::Disk),
             faults: Vec::new(),
         };
         // A rank that dies at once is reported by its listener.

@@ -1,5 +1,6 @@
 //! All ranks as threads of this process.
 
+use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 use std::sync::mpsc::{Receiver, channel};
@@ -13,7 +14,7 @@ use super::{Failure, News, Ranks};
 use crate::comm::fabric_options;
 use crate::corpus::Corpus;
 use crate::error::TrainError;
-use crate::rank::{self, Ending, Said};
+use crate::rank::{self, Ending, Said, Start};
 
 pub struct ThreadRanks {
     count: usize,
@@ -27,6 +28,7 @@ pub fn start(
     run: &Run,
     spec: &JobSpec,
     part: &dyn Fn(usize) -> Part,
+    resume: Option<PathBuf>,
     data: Arc<Corpus>,
     stop: Arc<AtomicBool>,
 ) -> Result<ThreadRanks, TrainError> {
@@ -39,13 +41,14 @@ pub fn start(
         let number = endpoint.rank() as usize;
         let job = spec.job(part(number), data.clone(), stop.clone(), Arc::default())?;
         let tell = tell.clone();
+        let start = resume.clone().map_or(Start::Fresh, Start::Disk);
         let body = move || {
             let sink = |said| {
                 if let Said::Event(event) = said {
                     drop(tell.send(News::Event(event)));
                 }
             };
-            let run = std::panic::AssertUnwindSafe(|| rank::run(&job, endpoint, &sink));
+            let run = std::panic::AssertUnwindSafe(|| rank::run(&job, endpoint, start, &sink));
             let ended = match std::panic::catch_unwind(run) {
                 Ok(Ok(ended)) => Ok(ended),
                 Ok(Err(Ending { error, .. })) => {

@@ -43,8 +43,6 @@ pub struct JobSpec {
 pub struct Part {
     /// The resolved run file of the world.
     pub run_toml: String,
-    /// The checkpoint to go on from.
-    pub resume: Option<PathBuf>,
     /// The rank's cores; empty: the system places it.
     pub cores: Vec<usize>,
 }
@@ -66,7 +64,6 @@ impl JobSpec {
             data,
             simd: self.simd.parse()?,
             checkpoints: self.checkpoints.clone(),
-            resume: part.resume,
             digest_every: self.digest_every,
             peak_gflops: self.peak_gflops,
             cores: part.cores,

@@ -1,53 +1,20 @@
 //! The state of one rank: parameters, gradient accumulators and optimizer moments of its chunks.
 
 mod flat;
+mod held;
 
 use std::collections::BTreeMap;
 use std::ops::Range;
 
 use program::buckets::{Bucket, BucketPlan, ChunkPlan};
-use spec::tensors::{Cut, Role, STATE_CHUNK, Tensor};
+use spec::tensors::{Role, STATE_CHUNK, Tensor};
 use spec::tree::Counter;
 use spec::{Run, Unit};
 
 pub use flat::{Flat, Grads};
+pub use held::{Held, of_chunk};
 
 use crate::place::Place;
-
-/// One tensor as a rank holds it: the hosted slices, one after the other, in the chunk's flat vectors.
-#[derive(Debug, Clone)]
-pub struct Held {
-    /// The tensor.
-    pub tensor: Tensor,
-    /// Its index in canonical order.
-    pub index: usize,
-    /// Where its hosted slices stand in the flat vector.
-    pub at: Range<usize>,
-    /// The hosted slices.
-    pub slices: Range<usize>,
-    /// Elements of one slice.
-    pub slice_len: usize,
-    /// False for the second copy of a tied matrix: it is not counted, hashed as a replica and never written.
-    pub counts: bool,
-}
-
-impl Held {
-    /// Where hosted slice number `i` stands in the flat vector.
-    pub fn slice(&self, i: usize) -> Range<usize> {
-        let first = self.at.start + i * self.slice_len;
-        first..first + self.slice_len
-    }
-
-    /// The pieces of `range` (of the flat vector) in this tensor: (slice, elements of the slice, where in the flat vector).
-    pub fn pieces(&self, range: &Range<usize>) -> impl Iterator<Item = (usize, Range<usize>, Range<usize>)> + '_ {
-        let range = range.clone();
-        self.slices.clone().enumerate().filter_map(move |(i, slice)| {
-            let whole = self.slice(i);
-            let (lo, hi) = (range.start.max(whole.start), range.end.min(whole.end));
-            (lo < hi).then(|| (slice, lo - whole.start..hi - whole.start, lo..hi))
-        })
-    }
-}
 
 /// One bucket of a chunk: what this rank keeps of it between instructions.
 #[derive(Debug)]
@@ -122,18 +89,7 @@ impl ChunkState {
     pub fn new(run: &Run, place: &Place, chunk: usize) -> Self {
         let layout = &run.layout;
         let plan = ChunkPlan::new(&run.model, &run.grid, layout, chunk);
-        let canonical = spec::tensors::tensors(&run.model);
-        let mut held: Vec<Held> = Vec::new();
-        let mut at = 0;
-        for tensor in plan.tensors {
-            let index = canonical.iter().position(|t| t.name == tensor.name).expect("a chunk holds canonical tensors");
-            let slices = if tensor.cut == Cut::Whole { 0..1 } else { place.cells.clone() };
-            let slice_len = tensor.slice_len(place.grid_tp);
-            let len = slices.len() * slice_len;
-            let second_copy = tensor.role == Role::Embed && chunk > 0;
-            held.push(Held { tensor, index, at: at..at + len, slices, slice_len, counts: !second_copy });
-            at += len;
-        }
+        let held = held::of_chunk(&run.model, &run.grid, layout, &plan, chunk, place.at.tp);
         let index = held.iter().enumerate().map(|(i, h)| (slot(&h.tensor), i)).collect();
         let gathers = layout.zero == 3;
         let tied_output = plan.buckets.iter().find(|b| !b.parameters).map(|b| b.at.clone());
@@ -315,6 +271,19 @@ impl ChunkState {
             (true, _) => (&mut state.shard, state.owned.clone()),
             (false, _) => (&mut self.params[state.plan.at.clone()], state.plan.at.clone()),
         }
+    }
+
+    /// Where `elements` of a tensor's slice stand: the bucket, and the place in the flat vector.
+    pub fn place_of(&self, tensor: usize, slice: usize, elements: &Range<usize>) -> Option<(usize, Range<usize>)> {
+        let held = self.held.iter().find(|held| held.index == tensor)?;
+        let first = held.slice(held.slices.clone().position(|s| s == slice)?);
+        let at = first.start + elements.start..first.start + elements.end;
+        let inside = |bucket: &BucketState| {
+            let whole = &bucket.plan.at;
+            bucket.plan.parameters && whole.start <= at.start && at.end <= whole.end
+        };
+        let bucket = self.buckets.iter().position(inside)?;
+        (at.end <= first.end).then_some((bucket, at))
     }
 
     /// The pieces of `range` of the flat vector: (tensor, slice, elements of the slice, where in the flat vector).

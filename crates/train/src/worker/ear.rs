@@ -49,13 +49,8 @@ impl Ear {
     /// Listens from now on; the end of the input is the end of this process.
     pub fn listen(input: impl BufRead + Send + 'static, voice: Arc<Voice>) -> Self {
         let (tell, words) = channel();
-        let ear = Self {
-            words,
-            later: VecDeque::new(),
-            world: Arc::default(),
-            stop: Arc::default(),
-            pulse: Arc::default(),
-        };
+        let ear =
+            Self { words, later: VecDeque::new(), world: Arc::default(), stop: Arc::default(), pulse: Arc::default() };
         let (world, stop, pulse) = (ear.world.clone(), ear.stop.clone(), ear.pulse.clone());
         std::thread::spawn(move || {
             for line in input.lines().map_while(Result::ok) {

@@ -13,7 +13,6 @@ mod join;
 mod voice;
 
 use std::io::{BufRead, BufReader};
-use std::path::PathBuf;
 use std::sync::Arc;
 
 use control::wire::{Assignment, Decided, FromRank, Held, Origin, ToRank};
@@ -21,7 +20,8 @@ use control::wire::{Assignment, Decided, FromRank, Held, Origin, ToRank};
 use crate::corpus::Corpus;
 use crate::error::TrainError;
 use crate::launch::wire::{JobSpec, Part};
-use crate::rank::{self, Ended, Ending, Remains, Said};
+use crate::rank::{self, Ended, Ending, Remains, Said, Start};
+use crate::recover::Peers;
 use ear::Ear;
 use voice::Voice;
 
@@ -102,22 +102,41 @@ impl Worker<'_> {
 
     fn steps(&mut self, assignment: Assignment, ear: &mut Ear) -> Result<Ended, Ending> {
         let Assignment { generation, rank, world, run_toml, fabric, cores, origin, .. } = assignment;
-        let resume = disk(origin)?;
         let run = self.spec.run(&run_toml)?;
         let data = match &self.data {
             Some(data) => data.clone(),
             None => self.data.insert(Arc::new(Corpus::open(&run).map_err(TrainError::from)?)).clone(),
         };
-        let part = Part { run_toml, resume, cores };
+        let part = Part { run_toml, cores };
         let job = self.spec.job(part, data, ear.stop().clone(), ear.pulse().clone())?;
         let endpoint = join::join(&job.run, (generation, rank, world), &fabric, ear, self.voice)?;
         ear.enter(generation, endpoint.aborter());
         self.voice.say(&FromRank::Connected { generation });
-        rank::run(&job, endpoint, &|said| {
+        // What is left is taken only now: should this world fail before, the next one asks for it.
+        let start = self.start(origin)?;
+        rank::run(&job, endpoint, start, &|said| {
             self.voice.say(&match said {
                 Said::Event(event) => FromRank::Event(event),
                 Said::Loaded { step, bytes, seconds } => FromRank::Loaded { generation, step, bytes, seconds },
             });
+        })
+    }
+
+    /// Where the state of a world comes from; what is left of an earlier one goes along.
+    fn start(&mut self, origin: Origin) -> Result<Start, TrainError> {
+        Ok(match origin {
+            Origin::Fresh => Start::Fresh,
+            Origin::Disk(path) => Start::Disk(path),
+            Origin::Peers { before, holders, step, forward } => {
+                let forward = forward.map(|decided| serde_json::from_value(decided.decision)).transpose();
+                Start::Peers(Box::new(Peers {
+                    before: self.spec.run(&before)?,
+                    holders,
+                    step,
+                    forward: forward.map_err(|e| unclear(&e))?,
+                    remains: self.remains.take(),
+                }))
+            }
         })
     }
 
@@ -134,15 +153,6 @@ impl Worker<'_> {
             decided: remains.decided.as_ref().map(decided).transpose()?,
             corrupt: Vec::new(),
         })
-    }
-}
-
-/// The checkpoint to go on from.
-fn disk(origin: Origin) -> Result<Option<PathBuf>, TrainError> {
-    match origin {
-        Origin::Fresh => Ok(None),
-        Origin::Disk(path) => Ok(Some(path)),
-        Origin::Peers { .. } => Err(TrainError::Internal("state of peers is not fetched yet".into())),
     }
 }
 

@@ -10,7 +10,7 @@ use kernels::Simd;
 use spec::Run;
 use train::best::Best;
 use train::corpus::Corpus;
-use train::rank::{self, Ended, Job};
+use train::rank::{self, Ended, Job, Said, Start};
 
 /// Small, with two tensor cells and four data cells.
 pub const BASE: &str = r#"
@@ -61,19 +61,24 @@ pub fn train_in(folder: &Path, sets: &[&str], resume: Option<&Path>, best: Best)
                 data: data.clone(),
                 simd: Simd::detect(),
                 checkpoints: folder.to_owned(),
-                resume: resume.map(Path::to_owned),
                 digest_every: 0,
                 peak_gflops: 1.0,
-                pins: Vec::new(),
+                cores: Vec::new(),
                 profiling: None,
                 stop: Arc::new(AtomicBool::new(false)),
+                pulse: Arc::default(),
                 best,
                 mutant: None,
             };
             let events = &events;
+            let start = resume.map_or(Start::Fresh, |path| Start::Disk(path.to_owned()));
             handles.push(scope.spawn(move || {
-                let sink = |event| events.lock().unwrap().push(event);
-                rank::run(&job, endpoint, &sink).unwrap_or_else(|e| panic!("{e}"))
+                let sink = |said| {
+                    if let Said::Event(event) = said {
+                        events.lock().unwrap().push(event);
+                    }
+                };
+                rank::run(&job, endpoint, start, &sink).unwrap_or_else(|e| panic!("{}", e.error))
             }));
         }
         ended.extend(handles.into_iter().map(|h| h.join().unwrap()));

@@ -1,0 +1,111 @@
+//! A rank dies in a step; the others go on from what they hold, under this layout or another, and nothing differs in the end.
+
+use control::wire::{Cause, Origin, ToRank};
+
+use crate::agent::{Process, World, form, peers};
+use crate::common::Lab;
+
+const STEPS: &str = "train.steps=40";
+
+fn undisturbed(sets: &[&str]) -> String {
+    let alone = ["train.steps=40", "grid.accumulate=reduced"];
+    let reduced = sets.iter().any(|set| *set == "grid.accumulate=reduced");
+    Lab::new().train("out", &[], &alone[..1 + usize::from(reduced)]).expect(0).digest()
+}
+
+/// Starts a world of `count` new processes.
+fn begin(lab: &Lab, count: usize, sets: &[&str]) -> (Vec<Process>, World) {
+    let mut all: Vec<_> = (0..count).map(|_| Process::start(lab)).collect();
+    let world = form(&mut all.iter_mut().collect::<Vec<_>>(), 1, &[&[STEPS], sets].concat(), &Origin::Fresh, &[]);
+    (all, world)
+}
+
+/// Kills rank `victim` of a world under `before`; then its survivors that `places` names (by rank of the old world) have those
+/// places in a world under `after`, and new processes the others.
+fn killed(before: &[&str], count: usize, victim: usize, after: &[&str], world: usize, places: &[(usize, u32)]) {
+    let lab = Lab::new();
+    let (mut old, first) = begin(&lab, count, before);
+    let speaker = &mut old[0];
+    speaker.wait_for_step(5);
+    old[victim].kill();
+    let mut held = vec![None; count];
+    for (rank, process) in old.iter_mut().enumerate().filter(|(rank, _)| *rank != victim) {
+        let (what, cause) = process.interrupted();
+        assert!(matches!(cause, Cause::PeerGone { .. }), "rank {rank}: {cause:?}");
+        assert!(what.step.unwrap() >= 4, "{what:?}");
+        held[rank] = places.iter().find(|(from, _)| *from == rank).map(|(_, to)| (what, *to));
+    }
+    let origin = peers(&first, &held);
+    let mut new: Vec<Option<Process>> = (0..world).map(|_| None).collect();
+    for (rank, process) in old.into_iter().enumerate() {
+        if let Some((_, to)) = places.iter().find(|(from, _)| *from == rank) {
+            new[*to as usize] = Some(process);
+        }
+    }
+    let mut new: Vec<_> = new.into_iter().map(|p| p.unwrap_or_else(|| Process::start(&lab))).collect();
+    let sets = [&[STEPS], after].concat();
+    let _world = form(&mut new.iter_mut().collect::<Vec<_>>(), 2, &sets, &origin, &[]);
+    let digests: Vec<_> = new.iter_mut().map(Process::done).collect();
+    assert_eq!(digests[0].as_deref(), Some(&undisturbed(before)[..]));
+    assert!(new.iter_mut().all(|process| process.exit_code() == Some(0)));
+}
+
+#[test]
+fn a_new_process_takes_a_dead_ones_place() {
+    killed(&["layout.dp=2"], 2, 1, &["layout.dp=2"], 2, &[(0, 0)]);
+    // The one that speaks dies, and the survivor changes places.
+    killed(&["layout.dp=2", "layout.transport=tcp"], 2, 1, &["layout.dp=2", "layout.transport=tcp"], 2, &[(0, 1)]);
+}
+
+#[test]
+fn survivors_go_on_alone_under_another_layout() {
+    killed(&["layout.dp=2"], 2, 1, &[], 1, &[(0, 0)]);
+    killed(&["layout.dp=2", "layout.tp=2"], 4, 1, &["layout.pp=2"], 2, &[(0, 0), (3, 1)]);
+    killed(&["layout.dp=2", "layout.pp=2"], 4, 2, &["layout.tp=2"], 2, &[(3, 0), (0, 1)]);
+    killed(&["layout.dp=2", "layout.pp=2"], 4, 3, &["layout.dp=3"], 3, &[(0, 0), (1, 1), (2, 2)]);
+}
+
+#[test]
+fn shards_with_replicas_survive_one() {
+    let before = ["layout.dp=4", "layout.zero=3", "layout.shard=2", "grid.accumulate=reduced"];
+    let after = ["layout.dp=3", "layout.zero=1", "grid.accumulate=reduced"];
+    killed(&before, 4, 2, &after, 3, &[(0, 2), (1, 1), (3, 0)]);
+}
+
+#[test]
+fn a_world_shrinks_and_grows_again() {
+    let lab = Lab::new();
+    let (mut all, first) = begin(&lab, 2, &["layout.dp=2"]);
+    all[0].wait_for_step(3);
+    all[1].kill();
+    let (held, _) = all[0].interrupted();
+    let alone = form(&mut [&mut all[0]], 2, &[STEPS], &peers(&first, &[Some((held, 0)), None]), &[]);
+    all[0].wait_for_step(12);
+    all[1] = Process::start(&lab);
+    all[0].tell(&ToRank::Abort { generation: alone.generation, reason: "a rank comes back".into() });
+    // One rank exchanges nothing with others, but its operations still ask whether they are aborted.
+    let (held, cause) = all[0].interrupted();
+    assert_eq!(cause, Cause::Aborted);
+    let origin = peers(&alone, &[Some((held, 1))]);
+    let [a, b] = &mut all[..] else { panic!("two") };
+    let _world = form(&mut [b, a], 3, &[STEPS, "layout.dp=2"], &origin, &[]);
+    assert_eq!(all[1].done().as_deref(), Some(&undisturbed(&[])[..]));
+    all[0].done();
+}
+
+#[test]
+fn what_nobody_holds_is_told_and_nothing_given_up() {
+    let lab = Lab::new();
+    let (mut all, first) = begin(&lab, 2, &["layout.tp=2"]);
+    all[0].wait_for_step(3);
+    all[1].kill();
+    let (held, _) = all[0].interrupted();
+    all[1] = Process::start(&lab);
+    let origin = peers(&first, &[Some((held.clone(), 0)), None]);
+    let _world = form(&mut all.iter_mut().collect::<Vec<_>>(), 2, &[STEPS, "layout.tp=2"], &origin, &[]);
+    for (process, has) in all.iter_mut().zip([Some(held), None]) {
+        let (now, cause) = process.interrupted();
+        assert!(matches!(&cause, Cause::Lost { reason } if reason.contains("nobody holds")), "{cause:?}");
+        assert_eq!(now, has.unwrap_or_default());
+    }
+}

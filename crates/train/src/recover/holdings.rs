@@ -1,0 +1,64 @@
+//! What a rank keeps between two steps, by the layout alone.
+
+use std::ops::Range;
+
+use program::buckets::ChunkPlan;
+use spec::{Grid, Layout, Model, Run};
+
+use crate::state::{Held, of_chunk};
+
+/// A piece of a tensor on a rank: whole state chunks of one slice.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Slot {
+    /// The chunk of layers that holds it there; a tied embedding may be on two.
+    pub chunk: usize,
+    /// The tensor, index in canonical order.
+    pub tensor: usize,
+    /// The tensor cell's slice.
+    pub slice: usize,
+    /// Elements of the slice.
+    pub elements: Range<usize>,
+}
+
+/// What one rank keeps.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Holdings {
+    /// Parameters that stay over a step, whoever updates them.
+    pub params: Vec<Slot>,
+    /// State that it updates: parameters and both moments.
+    pub owned: Vec<Slot>,
+}
+
+/// What each rank keeps under the layout of `run`, by rank.
+pub fn holdings(run: &Run) -> Vec<Holdings> {
+    let Run { model, grid, layout, .. } = run;
+    let plans: Vec<_> = (0..layout.chunks()).map(|chunk| ChunkPlan::new(model, grid, layout, chunk)).collect();
+    (0..layout.world()).map(|rank| of_rank(model, grid, layout, &plans, rank)).collect()
+}
+
+fn of_rank(model: &Model, grid: &Grid, layout: &Layout, plans: &[ChunkPlan], rank: usize) -> Holdings {
+    let at = layout.coords(rank);
+    let mut all = Holdings::default();
+    for chunk in layout.chunks_of(at.pp) {
+        let held = of_chunk(model, grid, layout, &plans[chunk], chunk, at.tp);
+        for bucket in plans[chunk].buckets.iter().filter(|bucket| bucket.parameters) {
+            let owned = slots(&held, chunk, &bucket.owned(layout, layout.holder(at)));
+            if layout.zero == 3 {
+                all.params.extend(owned.iter().cloned());
+            } else {
+                all.params.extend(slots(&held, chunk, &bucket.at));
+            }
+            all.owned.extend(owned);
+        }
+    }
+    all
+}
+
+fn slots(held: &[Held], chunk: usize, range: &Range<usize>) -> Vec<Slot> {
+    let of = |held: &Held| {
+        let tensor = held.index;
+        let slot = move |(slice, elements, _)| Slot { chunk, tensor, slice, elements };
+        held.pieces(range).map(slot).collect::<Vec<_>>()
+    };
+    held.iter().flat_map(of).collect()
+}

@@ -1,0 +1,136 @@
+//! Who gives what to whom. Every rank derives the same list.
+
+use std::collections::HashMap;
+use std::ops::Range;
+
+use spec::Run;
+use spec::tensors::STATE_CHUNK;
+
+use super::holdings::{Slot, holdings};
+
+/// The most elements of one move: so that a large piece comes from several holders (4 MiB).
+const MOVE_MAX: usize = 64 * STATE_CHUNK;
+
+/// A kind of state that travels.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub enum What {
+    /// Parameters.
+    Params,
+    /// Both moments of the optimizer.
+    Moments,
+}
+
+impl What {
+    /// Bytes of an element.
+    pub fn bytes(self) -> usize {
+        match self {
+            Self::Params => 4,
+            Self::Moments => 8,
+        }
+    }
+}
+
+/// Who has a piece.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Source {
+    /// The rank of the earlier world that it was.
+    pub before: usize,
+    /// The rank in the new world.
+    pub now: usize,
+    /// The chunk of layers that holds it, of the earlier layout.
+    pub chunk: usize,
+}
+
+/// A piece on its way.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Move {
+    /// What.
+    pub what: What,
+    /// From where.
+    pub from: Source,
+    /// To which rank of the new world; a copy, if it is the same.
+    pub to: usize,
+    /// The piece, and the receiver's chunk.
+    pub slot: Slot,
+}
+
+/// A piece that nobody has.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Lost {
+    /// What.
+    pub what: What,
+    /// Who wants it.
+    pub to: usize,
+    /// The piece, and the receiver's chunk.
+    pub slot: Slot,
+}
+
+/// All moves, in an order in which all ranks can run their own.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Plan {
+    /// What is done.
+    pub moves: Vec<Move>,
+    /// What cannot be done.
+    pub lost: Vec<Lost>,
+}
+
+/// Moves what the ranks of `before` hold to where those of `after` want it. `holders`: by rank of `before` the rank in
+/// `after` that has its state, if any has. Both runs have the same model and grid.
+///
+/// A source of a piece is who updates it: other copies of parameters may be a step behind when a world ends. A rank's own
+/// copy comes first, then the source that has given least.
+pub fn plan(before: &Run, holders: &[Option<usize>], after: &Run) -> Plan {
+    let mut sources: HashMap<(usize, usize), Vec<(Range<usize>, Source)>> = HashMap::new();
+    for (rank, held) in holdings(before).into_iter().enumerate() {
+        let Some(now) = holders.get(rank).copied().flatten() else { continue };
+        for Slot { chunk, tensor, slice, elements } in held.owned {
+            let source = Source { before: rank, now, chunk };
+            sources.entry((tensor, slice)).or_default().push((elements, source));
+        }
+    }
+    let mut out = Plan::default();
+    let mut given = vec![0; after.layout.world()];
+    for (to, wanted) in holdings(after).into_iter().enumerate() {
+        let params = wanted.params.into_iter().map(|slot| (What::Params, slot));
+        for (what, slot) in params.chain(wanted.owned.into_iter().map(|slot| (What::Moments, slot))) {
+            let known = sources.get(&(slot.tensor, slot.slice)).map_or(&[][..], Vec::as_slice);
+            for elements in cut(&slot.elements, known) {
+                let slot = Slot { elements, ..slot.clone() };
+                let has = |(range, _): &&(Range<usize>, Source)| {
+                    range.start <= slot.elements.start && slot.elements.end <= range.end
+                };
+                let least =
+                    known.iter().filter(has).map(|(_, s)| *s).min_by_key(|s| (s.now != to, given[s.now], s.now));
+                match least {
+                    Some(from) => {
+                        if from.now != to {
+                            given[from.now] += what.bytes() * slot.elements.len();
+                        }
+                        out.moves.push(Move { what, from, to, slot });
+                    }
+                    None => out.lost.push(Lost { what, to, slot }),
+                }
+            }
+        }
+    }
+    // Round by round each rank gives to one and gets from one.
+    let world = after.layout.world();
+    out.moves.sort_by_key(|m| ((m.to + world - m.from.now) % world, m.from.now));
+    out
+}
+
+/// `wanted` in pieces that a source has whole or not at all.
+fn cut(wanted: &Range<usize>, sources: &[(Range<usize>, Source)]) -> Vec<Range<usize>> {
+    let inside = |at: &usize| wanted.start < *at && *at < wanted.end;
+    let regular = (wanted.start / MOVE_MAX + 1..).map(|n| n * MOVE_MAX).take_while(|at| *at < wanted.end);
+    let mut ends: Vec<_> = sources.iter().flat_map(|(range, _)| [range.start, range.end]).chain(regular).collect();
+    ends.retain(inside);
+    ends.push(wanted.end);
+    ends.sort_unstable();
+    ends.dedup();
+    let starts = std::iter::once(wanted.start).chain(ends.iter().copied()).collect::<Vec<_>>();
+    starts.into_iter().zip(ends).map(|(start, end)| start..end).collect()
+}
+
+#[cfg(test)]
+mod tests;

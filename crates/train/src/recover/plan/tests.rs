@@ -1,0 +1,112 @@
+//! Random layouts, random deaths: every wanted piece comes once, from somebody who has it, or is told to be lost.
+
+use proptest::prelude::*;
+
+use super::*;
+
+const BASE: &str = "[model]\npreset = \"nano\"\n[data]\nsource = \"synthetic\"\n[train]\nsteps = 1\nbatch = 8\nseq = 32\n[grid]\ndp = 4\ntp = 2\naccumulate = \"reduced\"\n";
+
+fn run(sets: &[String]) -> Run {
+    Run::parse(BASE, "t", sets, 1).unwrap()
+}
+
+fn layout() -> impl Strategy<Value = Vec<String>> {
+    (1usize..=4, 1usize..=2, 1usize..=2, 0usize..=3).prop_map(|(dp, tp, pp, zero)| {
+        let set = |key: &str, value: usize| format!("layout.{key}={value}");
+        vec![set("dp", dp), set("tp", tp), set("pp", pp), set("zero", if dp == 1 { 0 } else { zero })]
+    })
+}
+
+/// Every element that is wanted, once each.
+fn wanted(run: &Run) -> Vec<(What, usize, Slot)> {
+    let of = |(rank, held): (usize, super::super::Holdings)| {
+        let params = held.params.into_iter().map(move |slot| (What::Params, rank, slot));
+        params.chain(held.owned.into_iter().map(move |slot| (What::Moments, rank, slot))).collect::<Vec<_>>()
+    };
+    holdings(run).into_iter().enumerate().flat_map(of).collect()
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(64))]
+
+    #[test]
+    fn every_wanted_piece_comes_once_or_is_lost(
+        before in layout(), after in layout(), tied in any::<bool>(), alive in any::<u16>(), turn in 0usize..8,
+    ) {
+        let with = |sets: &[String]| run(&[sets, &[format!("model.tied={tied}")]].concat());
+        let (before, after) = (with(&before), with(&after));
+        let world = after.layout.world();
+        // Survivors take any places of the new world, nobody two.
+        let mut free: Vec<usize> = (0..world).map(|i| (i + turn) % world).collect();
+        let holders: Vec<Option<usize>> = (0..before.layout.world())
+            .map(|rank| if alive >> rank & 1 == 1 { free.pop() } else { None })
+            .collect();
+        let plan = plan(&before, &holders, &after);
+        let has = holdings(&before);
+        for m in &plan.moves {
+            prop_assert_eq!(holders[m.from.before], Some(m.from.now));
+            let held = has[m.from.before].owned.iter().any(|s| {
+                (s.chunk, s.tensor, s.slice) == (m.from.chunk, m.slot.tensor, m.slot.slice)
+                    && s.elements.start <= m.slot.elements.start
+                    && m.slot.elements.end <= s.elements.end
+            });
+            prop_assert!(held, "{:?} is not there", m);
+            prop_assert!(m.slot.elements.len() <= MOVE_MAX);
+            prop_assert!(m.slot.elements.start.is_multiple_of(STATE_CHUNK), "cut at state chunks");
+        }
+        // A piece is lost only if no survivor has it.
+        for lost in &plan.lost {
+            let somewhere = has.iter().zip(&holders).filter(|(_, now)| now.is_some()).any(|(held, _)| {
+                held.owned.iter().any(|s| (s.tensor, s.slice) == (lost.slot.tensor, lost.slot.slice)
+                    && s.elements.start < lost.slot.elements.end && lost.slot.elements.start < s.elements.end)
+            });
+            prop_assert!(!somewhere, "{:?} is not lost", lost);
+        }
+        let mut come: Vec<(What, usize, Slot)> = plan.moves.iter().map(|m| (m.what, m.to, m.slot.clone())).collect();
+        come.extend(plan.lost.iter().map(|l| (l.what, l.to, l.slot.clone())));
+        for (what, to, slot) in wanted(&after) {
+            let mut parts: Vec<_> = come
+                .iter()
+                .filter(|(w, t, s)| (*w, *t, s.chunk, s.tensor, s.slice) == (what, to, slot.chunk, slot.tensor, slot.slice))
+                .filter(|(_, _, s)| s.elements.start < slot.elements.end && slot.elements.start < s.elements.end)
+                .map(|(_, _, s)| s.elements.clone())
+                .collect();
+            parts.sort_by_key(|part| part.start);
+            let mut at = slot.elements.start;
+            for part in parts {
+                prop_assert_eq!(part.start, at);
+                at = part.end;
+            }
+            prop_assert_eq!(at, slot.elements.end);
+        }
+        let elements = |of: &mut dyn Iterator<Item = &Slot>| of.map(|s| s.elements.len()).sum::<usize>();
+        prop_assert_eq!(
+            elements(&mut come.iter().map(|(_, _, s)| s)),
+            elements(&mut wanted(&after).iter().map(|(_, _, s)| s)),
+            "nothing else comes"
+        );
+    }
+}
+
+#[test]
+fn replicas_give_alike_and_nobody_fetches_what_it_has() {
+    let (three, four) = (run(&["layout.dp=3".into()]), run(&["layout.dp=4".into()]));
+    let plan = plan(&three, &[Some(2), Some(0), Some(1)], &four);
+    assert_eq!(plan.lost, []);
+    let mut given = [0usize; 4];
+    for m in plan.moves.iter().filter(|m| m.from.now != m.to) {
+        assert_eq!(m.to, 3, "only the newcomer needs something: {m:?}");
+        given[m.from.now] += m.what.bytes() * m.slot.elements.len();
+    }
+    let all = 12 * holdings(&four)[3].owned.iter().map(|s| s.elements.len()).sum::<usize>();
+    assert_eq!(given.iter().sum::<usize>(), all);
+    assert!(given[..3].iter().all(|bytes| (bytes - all / 3).abs_diff(0) < all / 6), "{given:?}");
+}
+
+#[test]
+fn a_shard_without_a_replica_is_lost_with_its_rank() {
+    let sharded = run(&["layout.dp=2".into(), "layout.zero=1".into()]);
+    let plan = plan(&sharded, &[Some(0), None], &sharded);
+    let lost: usize = plan.lost.iter().filter(|l| l.what == What::Moments).map(|l| l.slot.elements.len()).sum();
+    assert_eq!(lost, holdings(&sharded)[1].owned.iter().map(|s| s.elements.len()).sum::<usize>());
+}
