@@ -106,7 +106,7 @@ pub struct Ending {
     /// Why.
     pub error: TrainError,
     /// What it holds, if it got that far.
-    pub remains: Option<Remains>,
+    pub remains: Option<Box<Remains>>,
 }
 
 impl From<TrainError> for Ending {
@@ -190,7 +190,7 @@ pub fn run(job: &Job, endpoint: Endpoint, start: Start, sink: &dyn Fn(Said)) -> 
             rank_run.finish();
             Ok(ended)
         }
-        Err(error) => Err(Ending { remains: Some(rank_run.remains()), error }),
+        Err(error) => Err(Ending { remains: Some(Box::new(rank_run.remains())), error }),
     }
 }
 

@@ -41,6 +41,9 @@ pub struct Source {
     pub chunk: usize,
 }
 
+/// Elements of a slice, and who has them.
+type Known = (Range<usize>, Source);
+
 /// A piece on its way.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Move {
@@ -80,7 +83,8 @@ pub struct Plan {
 /// A source of a piece is who updates it: other copies of parameters may be a step behind when a world ends. A rank's own
 /// copy comes first, then the source that has given least.
 pub fn plan(before: &Run, holders: &[Option<usize>], after: &Run) -> Plan {
-    let mut sources: HashMap<(usize, usize), Vec<(Range<usize>, Source)>> = HashMap::new();
+    // By tensor and slice.
+    let mut sources: HashMap<(usize, usize), Vec<Known>> = HashMap::new();
     for (rank, held) in holdings(before).into_iter().enumerate() {
         let Some(now) = holders.get(rank).copied().flatten() else { continue };
         for Slot { chunk, tensor, slice, elements } in held.owned {
@@ -96,9 +100,7 @@ pub fn plan(before: &Run, holders: &[Option<usize>], after: &Run) -> Plan {
             let known = sources.get(&(slot.tensor, slot.slice)).map_or(&[][..], Vec::as_slice);
             for elements in cut(&slot.elements, known) {
                 let slot = Slot { elements, ..slot.clone() };
-                let has = |(range, _): &&(Range<usize>, Source)| {
-                    range.start <= slot.elements.start && slot.elements.end <= range.end
-                };
+                let has = |(range, _): &&Known| range.start <= slot.elements.start && slot.elements.end <= range.end;
                 let least =
                     known.iter().filter(has).map(|(_, s)| *s).min_by_key(|s| (s.now != to, given[s.now], s.now));
                 match least {
@@ -120,7 +122,7 @@ pub fn plan(before: &Run, holders: &[Option<usize>], after: &Run) -> Plan {
 }
 
 /// `wanted` in pieces that a source has whole or not at all.
-fn cut(wanted: &Range<usize>, sources: &[(Range<usize>, Source)]) -> Vec<Range<usize>> {
+fn cut(wanted: &Range<usize>, sources: &[Known]) -> Vec<Range<usize>> {
     let inside = |at: &usize| wanted.start < *at && *at < wanted.end;
     let regular = (wanted.start / MOVE_MAX + 1..).map(|n| n * MOVE_MAX).take_while(|at| *at < wanted.end);
     let mut ends: Vec<_> = sources.iter().flat_map(|(range, _)| [range.start, range.end]).chain(regular).collect();

@@ -22,7 +22,7 @@ pub struct Peers {
     /// The decision that who is one step behind applies first.
     pub forward: Option<Verdict>,
     /// What this process holds of it.
-    pub remains: Option<Remains>,
+    pub remains: Option<Box<Remains>>,
 }
 
 /// What a rank tells all others before anything travels.
@@ -59,10 +59,10 @@ pub fn fetch(executor: &mut Executor, peers: &mut Peers) -> Result<Fetched, Trai
     }
     let me = executor.place.rank;
     let mine = holders.iter().position(|now| *now == Some(me as u32));
-    if let (Some(mine), Some(remains)) = (mine, remains.as_mut()) {
+    if let (Some(mine), Some(remains)) = (mine, remains.as_deref_mut()) {
         roll_forward(executor, before, remains, mine, *step, forward.as_ref());
     }
-    let held = remains.as_ref().filter(|remains| mine == Some(remains.rank) && remains.step == *step);
+    let held = remains.as_deref().filter(|remains| mine == Some(remains.rank) && remains.step == *step);
     let claim = Claim {
         holds: held.map(|remains| remains.rank),
         best: held.map(|remains| remains.best),

@@ -80,7 +80,7 @@ struct Worker<'v> {
     /// The data do not depend on the layout.
     data: Option<Arc<Corpus>>,
     /// State of the last world.
-    remains: Option<Remains>,
+    remains: Option<Box<Remains>>,
 }
 
 impl Worker<'_> {
