@@ -39,7 +39,7 @@ impl Process {
         let output = BufReader::new(child.stdout.take().unwrap());
         std::thread::spawn(move || {
             let read = |line: String| serde_json::from_str(&line).unwrap_or_else(|e| panic!("{e}: {line}"));
-            output.lines().map_while(Result::ok).map(read).try_for_each(|said| tell.send(said))
+            output.lines().map_while(Result::ok).map(read).for_each(|said| drop(tell.send(said)))
         });
         let job = JobSpec {
             name: "run.toml".into(),

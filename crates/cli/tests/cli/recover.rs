@@ -9,7 +9,7 @@ const STEPS: &str = "train.steps=40";
 
 fn undisturbed(sets: &[&str]) -> String {
     let alone = ["train.steps=40", "grid.accumulate=reduced"];
-    let reduced = sets.iter().any(|set| *set == "grid.accumulate=reduced");
+    let reduced = sets.contains(&"grid.accumulate=reduced");
     Lab::new().train("out", &[], &alone[..1 + usize::from(reduced)]).expect(0).digest()
 }
 
