@@ -7,6 +7,7 @@
 use std::path::PathBuf;
 
 use events::Event;
+pub use policy::{Cause, Decided, Held, Origin};
 use serde::{Deserialize, Serialize};
 
 use crate::fault::Fault;
@@ -69,36 +70,6 @@ pub struct Assignment {
     pub origin: Origin,
     /// Deliberate faults still to come, of this rank.
     pub faults: Vec<Fault>,
-}
-
-/// Where the state of a world comes from.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-pub enum Origin {
-    /// Initial weights, or the folder that the run names.
-    Fresh,
-    /// A checkpoint on disk; verified while it is read.
-    Disk(PathBuf),
-    /// The processes that are left of an earlier world.
-    Peers {
-        /// Its resolved run file.
-        before: String,
-        /// By rank of the earlier world: the rank in this world of the process that holds its state; none: lost, or not
-        /// to be trusted.
-        holders: Vec<Option<u32>>,
-        /// The step that all holders are at, or roll forward to.
-        step: u64,
-        /// Those that are one step behind and prepared apply this decision first.
-        forward: Option<Decided>,
-    },
-}
-
-/// The decision of a vote, bit for bit as its ranks derived it. The agent does not read it.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-pub struct Decided {
-    /// The step that it commits.
-    pub step: u64,
-    /// As `train` wrote it.
-    pub decision: serde_json::Value,
 }
 
 /// How a rank process joins the fabric.
@@ -170,76 +141,6 @@ pub enum FromRank {
         /// Exit code that fits.
         code: i32,
         /// Why.
-        reason: String,
-    },
-}
-
-/// What a rank holds after an interruption.
-#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
-pub struct Held {
-    /// The last step whose update is whole here; none: no state yet.
-    pub step: Option<u64>,
-    /// Gradients of the next step are complete here and where they are mirrored: with the decision it can be applied.
-    pub prepared: bool,
-    /// The decision of the last vote that this rank saw. It is never one behind: a rank that saw a vote has applied it,
-    /// so its step is `step`; a rank whose `step` is one less and which is `prepared` rolls forward with it.
-    pub decided: Option<Decided>,
-    /// Pieces of the own state that failed their hash; empty: all is well.
-    pub corrupt: Vec<String>,
-}
-
-/// Why a world ended for a rank.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "snake_case", tag = "cause")]
-pub enum Cause {
-    /// The agent asked for it.
-    Aborted,
-    /// A peer's process or link ended.
-    PeerGone {
-        /// The peer's rank.
-        rank: u32,
-        /// The fabric's words.
-        reason: String,
-    },
-    /// The links of the world did not all come up.
-    NotConnected {
-        /// The fabric's words.
-        reason: String,
-    },
-    /// An exchange outlived its deadline.
-    Deadline {
-        /// The peer waited for.
-        rank: u32,
-        /// The fabric's words.
-        reason: String,
-    },
-    /// A message was not what was sent.
-    BadMessage {
-        /// Its sender.
-        rank: u32,
-        /// The fabric's words.
-        reason: String,
-    },
-    /// The vote found state that failed its hash, on these ranks.
-    Corrupt {
-        /// Their ranks.
-        ranks: Vec<u32>,
-    },
-    /// The vote found a loss or a norm that is no number, twice with the same bits: not the machine's fault.
-    NotFinite {
-        /// The step.
-        step: u64,
-        /// The words of the error.
-        reason: String,
-    },
-    /// Two holders of one state disagree.
-    Disagree {
-        /// What and who.
-        reason: String,
-    },
-    /// A piece of the state has no living holder: only the disk has it.
-    Lost {
-        /// Which.
         reason: String,
     },
 }

@@ -1,1 +1,36 @@
-//! The controller's decisions, pure: state, time and event in; actions and the reason out. No clock, no socket.
+//! The controller's decisions, pure: state, time and input in; actions with their reasons out. No clock, no socket.
+//!
+//! ```text
+//!  input.rs   what happened, as the shell saw it
+//!  action.rs  what is to be done
+//!  held.rs    what the ranks of an ended world hold together: the step from which all go on, and who is believed
+//!  shrink.rs  which layout fits the processes that are left
+//!  hosts.rs   processes, their hosts, failures in a window
+//!  ladder.rs  the state machine: trouble, settling, forming, running
+//! ```
+//!
+//! The ladder, from the cheapest answer up: replay the step with the same processes; restart a process; a spare in its place;
+//! fewer ranks over the same grid; more again when there is a place; the checkpoint on disk where a piece of state has no
+//! living holder; the end, with a reason, when the budget is spent.
+
+mod action;
+mod held;
+mod hosts;
+mod input;
+mod ladder;
+mod shrink;
+#[cfg(test)]
+mod tests;
+
+pub use action::{Action, Decision, Origin, Trouble, World};
+pub use held::{Agreement, agree};
+pub use input::{Cause, Decided, Held, Input, Process};
+pub use ladder::{Policy, Start};
+pub use shrink::{Laws, nearest};
+
+/// Exit code of a run whose budget of failures is spent.
+pub const BUDGET_SPENT: i32 = 5;
+/// Exit code of a run that diverged.
+pub const DIVERGED: i32 = 4;
+/// Exit code of an internal error.
+pub const INTERNAL: i32 = 70;

@@ -39,6 +39,7 @@ impl Run {
         let any_vocabulary = Model { vocab: usize::MAX, ..model.clone() };
         let data = data(&values, &any_vocabulary)?;
         let checkpoint = crate::run::checkpoint(&values)?;
-        Ok(Self { model: model.clone(), from: None, data, train, grid, layout, checkpoint, values })
+        let guard = crate::guard::guard(&values)?;
+        Ok(Self { model: model.clone(), from: None, data, train, grid, layout, checkpoint, guard, values })
     }
 }

@@ -146,6 +146,17 @@ keys! {
     "checkpoint.every" Int "0" false "steps between checkpoints; 0: only at the end";
     "checkpoint.keep" Int "2" false "checkpoints kept";
     "checkpoint.best" Bool "false" false "a checkpoint at every new best validation, kept beside the newest ones";
+    "guard.beat_ms" Int "100" false "milliseconds between two signs of life of a rank process";
+    "guard.heartbeat_timeout_ms" Int "5_000" false "a rank process that was silent for so long is taken for dead";
+    "guard.stopped_timeout_ms" Int "500" false "a rank process that the system shows as stopped is taken for dead after so long";
+    "guard.progress_factor" Float "10.0" false "no step for this many times the longest step seen is a hang";
+    "guard.progress_floor_ms" Int "20_000" false "but never before so many milliseconds";
+    "guard.assemble_timeout_ms" Int "60_000" false "ranks must have their links and their state within this time";
+    "guard.restarts_max" Int "16" false "recoveries within guard.restarts_window_s before the run gives up (exit code 5); 0: any failure ends it";
+    "guard.restarts_window_s" Int "3_600" false "the window of guard.restarts_max and guard.evict_after, in seconds";
+    "guard.spares" Int "0" false "rank processes that wait to take the place of one that dies";
+    "guard.evict_after" Int "3" false "failures of a host within the window after which it gets no ranks, if there are other hosts";
+    "guard.respawn_after_ms" Int "0" false "how long the place of a process that died stays empty, the others going on without it; 0: a new one is started at once";
     "cluster.ranks_per_host" Int "" false "ranks that share a host; unset: all";
 }
 

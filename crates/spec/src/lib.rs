@@ -9,6 +9,7 @@ mod batch;
 pub mod cluster;
 mod error;
 pub mod grid;
+pub mod guard;
 pub mod hf;
 pub mod keys;
 pub mod layout;
@@ -24,6 +25,7 @@ pub mod tree;
 
 pub use error::SpecError;
 pub use grid::{Accumulate, Grid, Lanes, Leaf, Unit};
+pub use guard::Guard;
 pub use layout::{Coords, Layout, Pin, Reshard, Transport};
 pub use model::Model;
 pub use moe::Moe;

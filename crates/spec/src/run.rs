@@ -7,6 +7,7 @@ use std::sync::Arc;
 
 use crate::error::SpecError;
 use crate::grid::{Accumulate, Grid};
+use crate::guard::{Guard, guard};
 use crate::layout::{Layout, LayoutRequest, Pin, Reshard, Transport, words};
 use crate::model::Model;
 use crate::moe::Moe;
@@ -167,6 +168,8 @@ pub struct Run {
     pub layout: Layout,
     /// When state goes to disk.
     pub checkpoint: CheckpointConfig,
+    /// The limits by which failures are noticed and answered.
+    pub guard: Guard,
     /// Every value with its origin.
     pub values: Values,
 }
@@ -203,8 +206,9 @@ impl Run {
             ));
         }
         let checkpoint = checkpoint(&values)?;
+        let guard = guard(&values)?;
         let from = values.text("model.from").map(PathBuf::from);
-        Ok(Self { model, from, data, train, grid, layout, checkpoint, values })
+        Ok(Self { model, from, data, train, grid, layout, checkpoint, guard, values })
     }
 
     /// Two runs with the same definition have the same digest, whatever their layouts.

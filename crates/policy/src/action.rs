@@ -1,0 +1,113 @@
+//! What is to be done.
+
+use std::path::PathBuf;
+
+use serde::{Deserialize, Serialize};
+
+use crate::input::{Decided, Process};
+
+/// Where the state of a world comes from.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub enum Origin {
+    /// Initial weights, or the folder that the run names.
+    Fresh,
+    /// A checkpoint on disk; verified while it is read.
+    Disk(PathBuf),
+    /// The processes that are left of an earlier world.
+    Peers {
+        /// Its resolved run file.
+        before: String,
+        /// By rank of the earlier world: the rank in this world of the process that holds its state; none: lost, or not
+        /// to be trusted.
+        holders: Vec<Option<u32>>,
+        /// The step that all holders are at, or roll forward to.
+        step: u64,
+        /// Those that are one step behind and prepared apply this decision first.
+        forward: Option<Decided>,
+    },
+}
+
+/// Who has which place.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct World {
+    /// Ascends with every world of a run.
+    pub generation: u64,
+    /// The processes, by rank.
+    pub processes: Vec<Process>,
+    /// The resolved run file of this world.
+    pub run_toml: String,
+    /// Its layout, as a line for the person.
+    pub layout: String,
+    /// Where its state comes from.
+    pub origin: Origin,
+}
+
+/// Something is wrong; the shell tells the person and times the answer.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct Trouble {
+    /// Counts from 1.
+    pub id: u64,
+    /// exit, stopped, silence, no progress, deadline, bad message, corrupt, disagree, lost, not finite, failed, host lost.
+    pub kind: String,
+    /// The rank that it points to.
+    pub rank: Option<u32>,
+    /// Its host.
+    pub host: Option<String>,
+    /// The last committed step.
+    pub step: u64,
+    /// What was seen.
+    pub detail: String,
+}
+
+/// One thing to do.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case", tag = "action")]
+pub enum Action {
+    /// Tell the person.
+    Tell(Trouble),
+    /// Start a rank process on a host.
+    Spawn {
+        /// Its number.
+        process: Process,
+        /// Where.
+        host: String,
+    },
+    /// End a process now.
+    Kill {
+        /// Which.
+        process: Process,
+    },
+    /// Tell all members of this world to leave it.
+    Abort {
+        /// Which world.
+        generation: u64,
+    },
+    /// Give places.
+    Form(World),
+    /// Ask all members where they stand, then give [`crate::Input::Verdict`].
+    Dump {
+        /// Of which world.
+        generation: u64,
+    },
+    /// Place nothing on this host any more.
+    Evict {
+        /// Its name.
+        host: String,
+    },
+    /// Ask all members to stop after the step under way, with a checkpoint.
+    AskStop,
+    /// The run is over.
+    Stop {
+        /// Exit code.
+        code: i32,
+    },
+}
+
+/// An action and why.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct Decision {
+    /// What.
+    pub action: Action,
+    /// A sentence for the person.
+    pub reason: String,
+}

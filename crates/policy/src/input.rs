@@ -1,0 +1,208 @@
+//! What happened.
+
+use std::fmt;
+use std::path::PathBuf;
+
+use serde::{Deserialize, Serialize};
+
+/// A rank process of a run: numbered by the policy, never again used.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+pub struct Process(pub u64);
+
+impl fmt::Display for Process {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "process #{}", self.0)
+    }
+}
+
+/// The decision of a vote, bit for bit as its ranks derived it. Nobody but ranks reads it.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct Decided {
+    /// The step that it commits.
+    pub step: u64,
+    /// As `train` wrote it.
+    pub decision: serde_json::Value,
+}
+
+/// What a rank holds after an interruption.
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
+pub struct Held {
+    /// The last step whose update is whole here; none: no state yet.
+    pub step: Option<u64>,
+    /// Gradients of the next step are complete here and where they are mirrored: with the decision it can be applied.
+    pub prepared: bool,
+    /// The decision of the next step, if this rank saw the vote; where the update of `step` is whole, the one that committed it.
+    pub decided: Option<Decided>,
+    /// Pieces of the own state that failed their hash; empty: all is well.
+    pub corrupt: Vec<String>,
+}
+
+/// Why a world ended for a rank.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case", tag = "cause")]
+pub enum Cause {
+    /// The agent asked for it.
+    Aborted,
+    /// A peer's process or link ended.
+    PeerGone {
+        /// The peer's rank.
+        rank: u32,
+        /// The fabric's words.
+        reason: String,
+    },
+    /// An exchange outlived its deadline.
+    Deadline {
+        /// The peer waited for.
+        rank: u32,
+        /// The fabric's words.
+        reason: String,
+    },
+    /// A message was not what was sent.
+    BadMessage {
+        /// Its sender.
+        rank: u32,
+        /// The fabric's words.
+        reason: String,
+    },
+    /// The vote found state that failed its hash, on these ranks.
+    Corrupt {
+        /// Their ranks.
+        ranks: Vec<u32>,
+    },
+    /// The vote found a loss or a norm that is no number, twice with the same bits: not the machine's fault.
+    NotFinite {
+        /// The step.
+        step: u64,
+        /// The words of the error.
+        reason: String,
+    },
+    /// Two holders of one state disagree.
+    Disagree {
+        /// What and who.
+        reason: String,
+    },
+    /// A piece of the state has no living holder: only the disk has it.
+    Lost {
+        /// Which.
+        reason: String,
+    },
+}
+
+/// Something that the shell saw or heard. The shell numbers hosts by name.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case", tag = "input")]
+pub enum Input {
+    /// A host can run so many rank processes.
+    HostJoined {
+        /// Its name.
+        host: String,
+        /// Most processes.
+        slots: usize,
+    },
+    /// The agent of a host is gone, and its processes with it.
+    HostLost {
+        /// Its name.
+        host: String,
+        /// Why, as far as it is known.
+        reason: String,
+    },
+    /// A process could not be started.
+    SpawnFailed {
+        /// Which.
+        process: Process,
+        /// What the system said.
+        reason: String,
+    },
+    /// It waits for a place.
+    Ready {
+        /// Which.
+        process: Process,
+    },
+    /// It ended.
+    Exited {
+        /// Which.
+        process: Process,
+        /// Signal or exit code, as a sentence.
+        how: String,
+    },
+    /// It gives no sign of life.
+    Silent {
+        /// Which.
+        process: Process,
+        /// Milliseconds since the last sign.
+        age_ms: u64,
+        /// The system shows it as stopped.
+        stopped: bool,
+    },
+    /// Its world is over for it.
+    Interrupted {
+        /// Which.
+        process: Process,
+        /// Of which world.
+        generation: u64,
+        /// What it holds.
+        held: Held,
+        /// Why.
+        cause: Cause,
+    },
+    /// Its links are up.
+    Connected {
+        /// Which.
+        process: Process,
+        /// Of which world.
+        generation: u64,
+    },
+    /// It has its state.
+    Loaded {
+        /// Which.
+        process: Process,
+        /// Of which world.
+        generation: u64,
+        /// The last committed step in it.
+        step: u64,
+    },
+    /// A step was committed.
+    Step {
+        /// The step.
+        step: u64,
+    },
+    /// Work goes on between two steps: instructions run, a validation or a checkpoint ended.
+    Working,
+    /// A checkpoint exists.
+    Checkpoint {
+        /// The last committed step in it.
+        step: u64,
+        /// Its folder.
+        path: PathBuf,
+    },
+    /// Who holds the others up, after [`crate::Action::Dump`].
+    Verdict {
+        /// The culprits, by rank; empty: nobody can be named.
+        ranks: Vec<u32>,
+        /// A sentence.
+        reason: String,
+    },
+    /// A rank came to the end of the run.
+    Done {
+        /// Which.
+        process: Process,
+    },
+    /// It cannot go on, and says why.
+    Failed {
+        /// Which.
+        process: Process,
+        /// Exit code that fits.
+        code: i32,
+        /// Its words.
+        reason: String,
+    },
+    /// A person asks for a stop, with a checkpoint.
+    Stop,
+    /// A person changes the run: this resolved run file holds from the next world on.
+    Reload {
+        /// The run file.
+        run_toml: String,
+    },
+    /// Time passes.
+    Tick,
+}

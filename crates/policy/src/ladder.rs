@@ -1,0 +1,660 @@
+//! The state machine.
+
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::path::PathBuf;
+
+use spec::{Guard, Run};
+
+use crate::action::{Action, Decision, Origin, Trouble, World};
+use crate::held::agree;
+use crate::hosts::{Doing, Hosts};
+use crate::input::{Cause, Held, Input, Process};
+use crate::shrink::{Laws, nearest};
+use crate::{BUDGET_SPENT, DIVERGED, INTERNAL};
+
+/// How long the members of an ended world may take to say what they hold.
+const SETTLE_MS: u64 = 3_000;
+/// How long a verdict may take after a dump.
+const VERDICT_MS: u64 = 1_000;
+/// A step is replayed so often with the same processes before one is restarted.
+const REPLAYS_MAX: usize = 2;
+
+/// Where the first world starts.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Start {
+    /// The run as the person asked for it.
+    pub run: Run,
+    /// Cores of a host.
+    pub cores: usize,
+    /// The checkpoint to go on from: its step and folder.
+    pub from: Option<(u64, PathBuf)>,
+}
+
+#[derive(Debug, Clone, PartialEq)]
+enum Phase {
+    /// Waits for processes; places are given as soon as there are enough.
+    Forming,
+    /// A world has its places.
+    Running,
+    /// A world was ended; its members say what they hold.
+    Settling(u64),
+    /// All is said.
+    Ended,
+}
+
+/// The decisions about one run.
+pub struct Policy {
+    guard: Guard,
+    /// The run under the layout that the person wants.
+    wanted: Run,
+    cores: usize,
+    laws: Box<dyn Laws>,
+    hosts: Hosts,
+    phase: Phase,
+    /// The world of the moment, or the last one, with its run.
+    world: Option<(World, Run)>,
+    /// Where the next world's state comes from.
+    origin: Next,
+    connected: BTreeSet<Process>,
+    loaded: BTreeSet<Process>,
+    formed_at: u64,
+    committed: u64,
+    saved: Option<(u64, PathBuf)>,
+    progress_at: u64,
+    longest_step_ms: u64,
+    dumped_at: Option<u64>,
+    recoveries: VecDeque<u64>,
+    /// Troubles without a culprit at a step: they are replayed, but not for ever.
+    replays: BTreeMap<(u64, String), usize>,
+    troubles: u64,
+    stopping: bool,
+    out: Vec<Decision>,
+}
+
+/// Where the next world's state comes from.
+#[derive(Debug, Clone, PartialEq)]
+enum Next {
+    /// The start of the run, or the newest checkpoint.
+    Saved,
+    /// What processes hold: by rank of the world that ended.
+    Peers { holders: Vec<Option<Process>>, agreed: u64, forward: Option<crate::Decided> },
+}
+
+impl Policy {
+    /// Nothing has happened yet. The processes are asked for when hosts join.
+    pub fn new(start: Start, laws: Box<dyn Laws>) -> Self {
+        Self {
+            guard: start.run.guard.clone(),
+            wanted: start.run,
+            cores: start.cores,
+            laws,
+            hosts: Hosts::default(),
+            phase: Phase::Forming,
+            world: None,
+            origin: Next::Saved,
+            connected: BTreeSet::new(),
+            loaded: BTreeSet::new(),
+            formed_at: 0,
+            committed: start.from.as_ref().map_or(0, |(step, _)| *step),
+            saved: start.from,
+            progress_at: 0,
+            longest_step_ms: 0,
+            dumped_at: None,
+            recoveries: VecDeque::new(),
+            replays: BTreeMap::new(),
+            troubles: 0,
+            stopping: false,
+            out: Vec::new(),
+        }
+    }
+
+    /// The world of the moment, or the last one.
+    pub fn world(&self) -> Option<&World> {
+        self.world.as_ref().map(|(world, _)| world)
+    }
+
+    /// The run of that world.
+    pub fn run(&self) -> &Run {
+        self.world.as_ref().map_or(&self.wanted, |(_, run)| run)
+    }
+
+    /// The last committed step.
+    pub fn committed(&self) -> u64 {
+        self.committed
+    }
+
+    /// True from the last decision on.
+    pub fn ended(&self) -> bool {
+        self.phase == Phase::Ended
+    }
+
+    /// How many recoveries there were in the window that ends at the last of them.
+    pub fn recoveries(&self) -> usize {
+        self.recoveries.len()
+    }
+
+    /// What to do about `input` at `now_ms`. Words of older worlds change nothing.
+    pub fn on(&mut self, now_ms: u64, input: Input) -> Vec<Decision> {
+        if self.phase != Phase::Ended {
+            self.take(now_ms, input);
+            self.advance(now_ms);
+        }
+        std::mem::take(&mut self.out)
+    }
+
+    fn take(&mut self, now: u64, input: Input) {
+        match input {
+            Input::HostJoined { host, slots } => self.hosts.join(&host, slots),
+            Input::HostLost { host, reason } => self.host_lost(now, &host, &reason),
+            Input::SpawnFailed { process, reason } => self.gone(now, process, &format!("it could not be started: {reason}")),
+            Input::Ready { process } => {
+                if matches!(self.hosts.doing(process), Doing::Starting(_)) {
+                    self.hosts.set(process, Doing::Ready);
+                }
+            }
+            Input::Exited { process, how } => match self.hosts.doing(process) {
+                Doing::Done => {}
+                Doing::Failed(..) => {}
+                _ => self.gone(now, process, &how),
+            },
+            Input::Silent { process, age_ms, stopped } => self.silent(now, process, age_ms, stopped),
+            Input::Interrupted { process, generation, held, cause } => self.interrupted(now, process, generation, held, cause),
+            Input::Connected { process, generation } => {
+                if self.is_now(generation) {
+                    self.connected.insert(process);
+                }
+            }
+            Input::Loaded { process, generation, step } => {
+                if self.is_now(generation) {
+                    self.loaded.insert(process);
+                    self.committed = self.committed.max(step);
+                    self.progress_at = now;
+                }
+            }
+            Input::Step { step } => self.step(now, step),
+            Input::Working => self.progress_at = now,
+            Input::Checkpoint { step, path } => {
+                self.progress_at = now;
+                if self.saved.as_ref().is_none_or(|(saved, _)| *saved <= step) {
+                    self.saved = Some((step, path));
+                }
+            }
+            Input::Verdict { ranks, reason } => self.verdict(now, &ranks, &reason),
+            Input::Done { process } => self.done(process),
+            Input::Failed { process, code, reason } => self.failed(now, process, code, &reason),
+            Input::Stop => {
+                if !std::mem::replace(&mut self.stopping, true) && self.phase == Phase::Running {
+                    self.act(Action::AskStop, "somebody asked the run to stop");
+                }
+            }
+            Input::Reload { run_toml } => self.reload(now, &run_toml),
+            Input::Tick => self.tick(now),
+        }
+    }
+
+    fn act(&mut self, action: Action, reason: impl Into<String>) {
+        self.out.push(Decision { action, reason: reason.into() });
+    }
+
+    fn stop(&mut self, code: i32, reason: impl Into<String>) {
+        self.phase = Phase::Ended;
+        self.act(Action::Stop { code }, reason);
+    }
+
+    fn is_now(&self, generation: u64) -> bool {
+        self.phase == Phase::Running && self.world().is_some_and(|w| w.generation == generation)
+    }
+
+    fn rank(&self, process: Process) -> Option<u32> {
+        self.world()?.processes.iter().position(|p| *p == process).map(|rank| rank as u32)
+    }
+
+    fn process(&self, rank: u32) -> Option<Process> {
+        self.world()?.processes.get(rank as usize).copied()
+    }
+
+    fn is_member(&self, process: Process) -> bool {
+        matches!(self.phase, Phase::Running | Phase::Settling(_)) && self.rank(process).is_some()
+    }
+
+    fn members(&self) -> Vec<Process> {
+        self.world().map_or(Vec::new(), |w| w.processes.clone())
+    }
+
+    fn step(&mut self, now: u64, step: u64) {
+        // The first one of a world also loads code and data.
+        if self.committed > 0 && step == self.committed + 1 {
+            self.longest_step_ms = self.longest_step_ms.max(now.saturating_sub(self.progress_at));
+        }
+        self.committed = self.committed.max(step);
+        self.progress_at = now;
+        self.replays.retain(|(at, _), _| *at >= step);
+    }
+
+    /// Something is wrong: say it, end the world, and count it against the budget unless the world is ending already.
+    fn trouble(&mut self, now: u64, kind: &str, process: Option<Process>, detail: String) {
+        self.troubles += 1;
+        let rank = process.and_then(|p| self.rank(p));
+        let host = process.and_then(|p| self.hosts.host(p));
+        let trouble =
+            Trouble { id: self.troubles, kind: kind.into(), rank, host, step: self.committed, detail: detail.clone() };
+        self.act(Action::Tell(trouble), detail.clone());
+        if self.phase != Phase::Running {
+            return;
+        }
+        let window = 1000 * self.guard.restarts_window_s;
+        self.recoveries.push_back(now);
+        self.recoveries.retain(|at| at + window > now);
+        if self.recoveries.len() > self.guard.restarts_max {
+            let (n, seconds) = (self.guard.restarts_max, self.guard.restarts_window_s);
+            let who = rank.map_or(String::new(), |rank| format!("rank {rank} ended without finishing: "));
+            let budget = match n {
+                0 => "guard.restarts_max = 0: no failure is repaired".to_string(),
+                n => format!("this is one more than guard.restarts_max = {n} recoveries in {seconds} s"),
+            };
+            return self.stop(BUDGET_SPENT, format!("{who}{detail}; {budget}"));
+        }
+        self.end_world(now, &detail);
+    }
+
+    fn end_world(&mut self, now: u64, reason: &str) {
+        let Some(generation) = self.world().map(|w| w.generation) else { return };
+        self.phase = Phase::Settling(now);
+        self.act(Action::Abort { generation }, reason);
+    }
+
+    /// A process is gone; its place is empty for a while or taken at once.
+    fn gone(&mut self, now: u64, process: Process, how: &str) {
+        if *self.hosts.doing(process) == Doing::Gone {
+            return;
+        }
+        let member = self.is_member(process);
+        let was = self.hosts.doing(process).clone();
+        self.hosts.set(process, Doing::Gone);
+        if !member {
+            self.note_failure(now, process);
+            if matches!(was, Doing::Starting(_)) {
+                // Never came up: this too is a recovery, or it would be tried for ever.
+                self.recoveries.push_back(now);
+                if self.recoveries.len() > self.guard.restarts_max {
+                    return self.stop(BUDGET_SPENT, format!("{process} ended before it was ready: {how}"));
+                }
+            }
+            return;
+        }
+        if self.members().iter().any(|p| *self.hosts.doing(*p) == Doing::Done) {
+            // Nobody is done before all have agreed on the digest: there is nothing left to do for this one.
+            self.hosts.set(process, Doing::Done);
+            return;
+        }
+        self.trouble(now, "exit", Some(process), how.into());
+        self.note_failure(now, process);
+    }
+
+    fn note_failure(&mut self, now: u64, process: Process) {
+        let (window, limit) = (1000 * self.guard.restarts_window_s, self.guard.evict_after);
+        if let Some(host) = self.hosts.failed(process, now, window, limit, self.guard.respawn_after_ms) {
+            self.act(Action::Evict { host }, format!("{limit} failures there within {window} ms"));
+        }
+    }
+
+    fn kill(&mut self, now: u64, process: Process, kind: &str, reason: String) {
+        self.act(Action::Kill { process }, reason.clone());
+        if self.is_member(process) {
+            self.trouble(now, kind, Some(process), reason);
+        }
+        self.hosts.set(process, Doing::Gone);
+        self.note_failure(now, process);
+    }
+
+    fn silent(&mut self, now: u64, process: Process, age_ms: u64, stopped: bool) {
+        if matches!(self.hosts.doing(process), Doing::Gone | Doing::Done | Doing::Failed(..)) {
+            return;
+        }
+        let (kind, detail) = if stopped {
+            ("stopped", format!("its process stands still (stopped by a signal) for {age_ms} ms"))
+        } else {
+            ("silence", format!("no sign of life for {age_ms} ms (guard.heartbeat_timeout_ms = {})", self.guard.heartbeat_timeout_ms))
+        };
+        self.kill(now, process, kind, detail);
+    }
+
+    fn host_lost(&mut self, now: u64, name: &str, reason: &str) {
+        if let Some(host) = self.hosts.hosts.get_mut(name) {
+            host.away = true;
+        }
+        let lost: Vec<_> = self.hosts.processes.iter().filter(|(_, p)| p.host == name).map(|(id, _)| *id).collect();
+        for process in lost {
+            self.gone(now, process, &format!("host {name} is gone: {reason}"));
+        }
+    }
+
+    fn interrupted(&mut self, now: u64, process: Process, generation: u64, held: Held, cause: Cause) {
+        if !self.is_member(process) || self.world().is_none_or(|w| w.generation != generation) {
+            return;
+        }
+        if *self.hosts.doing(process) == Doing::Gone {
+            return;
+        }
+        self.hosts.set(process, Doing::Holds(held, cause.clone()));
+        if self.phase != Phase::Running {
+            return;
+        }
+        let named = |rank: u32| format!("rank {rank}");
+        let me = self.rank(process).unwrap_or(0);
+        match cause {
+            Cause::Aborted => self.end_world(now, "a member left"),
+            // Its exit, or its silence, comes by itself.
+            Cause::PeerGone { rank, reason } => self.trouble(now, "peer gone", self.process(rank), reason),
+            Cause::Deadline { rank, reason } => {
+                let detail = format!("{} waited too long for {}: {reason}", named(me), named(rank));
+                self.trouble(now, "deadline", self.process(rank), detail);
+            }
+            Cause::BadMessage { rank, reason } => {
+                let detail = format!("{} got a bad message from {}: {reason}", named(me), named(rank));
+                self.trouble(now, "bad message", self.process(rank), detail);
+            }
+            Cause::Corrupt { ranks } => {
+                let process = ranks.first().and_then(|rank| self.process(*rank));
+                self.trouble(now, "corrupt", process, format!("state of ranks {ranks:?} failed its hash"));
+            }
+            Cause::NotFinite { step, reason } => {
+                self.trouble(now, "not finite", None, format!("step {step}: {reason}"));
+            }
+            Cause::Disagree { reason } => self.trouble(now, "disagree", None, reason),
+            Cause::Lost { reason } => self.trouble(now, "lost", None, reason),
+        }
+    }
+
+    fn failed(&mut self, now: u64, process: Process, code: i32, reason: &str) {
+        let member = self.is_member(process);
+        self.hosts.set(process, Doing::Failed(code, reason.into()));
+        if code != INTERNAL {
+            return self.stop(code, reason);
+        }
+        if !member {
+            return self.gone(now, process, reason);
+        }
+        self.trouble(now, "failed", Some(process), reason.into());
+        self.note_failure(now, process);
+    }
+
+    fn done(&mut self, process: Process) {
+        self.hosts.set(process, Doing::Done);
+        let members = self.members();
+        if members.iter().all(|p| *self.hosts.doing(*p) == Doing::Done) {
+            self.stop(0, "every rank is done");
+        }
+    }
+
+    fn reload(&mut self, now: u64, run_toml: &str) {
+        // The shell has validated it.
+        let Ok(run) = Run::parse(run_toml, "the changed run", &[], self.cores) else { return };
+        self.guard = run.guard.clone();
+        self.wanted = run;
+        if self.phase == Phase::Running {
+            self.end_world(now, "the run was changed; it goes on from the last committed step");
+        }
+    }
+
+    fn tick(&mut self, now: u64) {
+        let late = self.hosts.processes.iter().filter_map(|(id, p)| match p.doing {
+            Doing::Starting(since) if now > since + self.guard.assemble_timeout_ms => Some(*id),
+            _ => None,
+        });
+        let late: Vec<_> = late.collect();
+        for process in late {
+            self.act(Action::Kill { process }, "it was not ready in time (guard.assemble_timeout_ms)");
+            self.gone(now, process, "it was not ready in time (guard.assemble_timeout_ms)");
+        }
+        match self.phase {
+            Phase::Settling(since) if now > since + SETTLE_MS => {
+                for process in self.members() {
+                    if *self.hosts.doing(process) == Doing::Member {
+                        self.kill(now, process, "silence", format!("it did not leave its world within {SETTLE_MS} ms"));
+                    }
+                }
+            }
+            Phase::Running if self.loaded.len() < self.members().len() => {
+                if now > self.formed_at + self.guard.assemble_timeout_ms {
+                    let late = self.members().into_iter().find(|p| !self.loaded.contains(p));
+                    let detail = "it had neither its links nor its state in time (guard.assemble_timeout_ms)";
+                    self.trouble(now, "no progress", late, detail.into());
+                }
+            }
+            Phase::Running => self.hang(now),
+            _ => {}
+        }
+    }
+
+    fn hang(&mut self, now: u64) {
+        let Some(generation) = self.world().map(|w| w.generation) else { return };
+        let limit = self.guard.progress_floor_ms.max((self.guard.progress_factor * self.longest_step_ms as f64) as u64);
+        let idle = now.saturating_sub(self.progress_at);
+        match self.dumped_at {
+            None if idle > limit => {
+                self.dumped_at = Some(now);
+                self.act(Action::Dump { generation }, format!("no step for {idle} ms, the limit is {limit} ms"));
+            }
+            Some(_) if idle <= limit => self.dumped_at = None,
+            Some(since) if now > since + VERDICT_MS => {
+                self.verdict(now, &[], &format!("no step for {idle} ms, the limit is {limit} ms, and nobody can be named"));
+            }
+            _ => {}
+        }
+    }
+
+    fn verdict(&mut self, now: u64, ranks: &[u32], reason: &str) {
+        if self.phase != Phase::Running || self.dumped_at.take().is_none() {
+            return;
+        }
+        let process = ranks.first().and_then(|rank| self.process(*rank));
+        self.trouble(now, "no progress", process, reason.into());
+    }
+}
+
+impl Policy {
+    /// What follows without a further input.
+    fn advance(&mut self, now: u64) {
+        if matches!(self.phase, Phase::Settling(_)) {
+            let heard = |p: &Process| *self.hosts.doing(*p) != Doing::Member;
+            if self.members().iter().all(heard) {
+                self.settle(now);
+            }
+        }
+        match self.phase {
+            Phase::Forming => self.form(now),
+            Phase::Settling(_) => self.fill(now),
+            Phase::Running => {
+                self.fill(now);
+                self.grow(now);
+            }
+            Phase::Ended => {}
+        }
+    }
+
+    /// All members of the ended world are heard: from which step do they go on, and who is believed.
+    fn settle(&mut self, now: u64) {
+        let members = self.members();
+        let doing: Vec<_> = members.iter().map(|p| self.hosts.doing(*p).clone()).collect();
+        let failed = |d: &Doing| matches!(d, Doing::Failed(..));
+        if let Some(Doing::Failed(code, reason)) = doing.first().filter(|_| doing.iter().all(failed)) {
+            let text = format!("every rank failed; the first: {reason}");
+            return self.stop(*code, text);
+        }
+        let held: Vec<_> = doing.iter().map(|d| if let Doing::Holds(held, _) = d { Some(held) } else { None }).collect();
+        let causes: Vec<_> = doing.iter().filter_map(|d| if let Doing::Holds(_, cause) = d { Some(cause) } else { None }).collect();
+        let not_finite = |c: &&Cause| matches!(c, Cause::NotFinite { .. });
+        if let Some(Cause::NotFinite { reason, .. }) = causes.first().filter(|_| causes.iter().all(not_finite)) {
+            return self.stop(DIVERGED, reason.clone());
+        }
+        for (process, doing) in members.iter().zip(&doing) {
+            if failed(doing) {
+                self.hosts.set(*process, Doing::Gone);
+            }
+        }
+        let distrust = causes.iter().any(|c| matches!(c, Cause::Disagree { .. } | Cause::Lost { .. }));
+        let mut held = held;
+        for cause in &causes {
+            if let Cause::Corrupt { ranks } = cause {
+                ranks.iter().for_each(|r| held[*r as usize] = None);
+            }
+        }
+        self.blame(now, &members, &causes);
+        let never_loaded = self.loaded.len() < members.len();
+        let before = match &self.origin {
+            // The world that ended had not all its state: what was held before it counts, where it is still there.
+            Next::Peers { .. } if never_loaded && !distrust => return self.resettle(),
+            _ => self.world.clone(),
+        };
+        self.phase = Phase::Forming;
+        self.origin = match (agree(&held), before) {
+            (Some(agreed), Some((_, run))) if !distrust && !never_loaded && self.laws.covers(&run, &agreed.holds, &run) => {
+                let holders = members.iter().zip(&agreed.holds).map(|(p, holds)| holds.then_some(*p)).collect();
+                self.committed = self.committed.max(agreed.step);
+                Next::Peers { holders, agreed: agreed.step, forward: agreed.forward }
+            }
+            _ => Next::Saved,
+        };
+    }
+
+    /// A second failure while the state of a first was on its way.
+    fn resettle(&mut self) {
+        self.phase = Phase::Forming;
+        // Who fetched state over what it held says so by its step; simplest and safe: the disk.
+        self.origin = Next::Saved;
+    }
+
+    /// The same trouble at the same step, again and again: somebody is restarted, although nobody can be named for sure.
+    fn blame(&mut self, now: u64, members: &[Process], causes: &[&Cause]) {
+        let mut suspects: BTreeMap<u32, usize> = BTreeMap::new();
+        for cause in causes {
+            if let Cause::Deadline { rank, .. } | Cause::BadMessage { rank, .. } = cause {
+                *suspects.entry(*rank).or_default() += 1;
+            }
+        }
+        let Some((rank, _)) = suspects.into_iter().max_by_key(|(rank, n)| (*n, std::cmp::Reverse(*rank))) else { return };
+        let times = self.replays.entry((self.committed + 1, format!("rank {rank}"))).or_default();
+        *times += 1;
+        let times = *times;
+        if times > REPLAYS_MAX {
+            let process = members[rank as usize];
+            let reason = format!("step {} failed {times} times because of rank {rank}: it is started again", self.committed + 1);
+            self.kill(now, process, "repeated", reason);
+        }
+    }
+
+    /// Starts what is missing: members, then spares.
+    fn fill(&mut self, now: u64) {
+        if self.members().iter().any(|p| *self.hosts.doing(*p) == Doing::Done) {
+            return;
+        }
+        let need = self.wanted.layout.world() + self.guard.spares;
+        while self.hosts.alive() < need {
+            let Some((process, host)) = self.hosts.place(now) else { return };
+            self.act(Action::Spawn { process, host }, "a place is empty");
+        }
+    }
+
+    fn form(&mut self, now: u64) {
+        self.fill(now);
+        let available = self.hosts.available();
+        let wanted = self.wanted.layout.world();
+        if available.len() < wanted && self.hosts.starting() > 0 {
+            return;
+        }
+        if available.is_empty() {
+            let hopeless = self.hosts.next_place(now).is_none() && self.hosts.hosts.values().all(|h| h.away || h.evicted);
+            if hopeless && self.world.is_some() {
+                self.stop(BUDGET_SPENT, "no host is left to go on with");
+            }
+            return;
+        }
+        if self.world.is_none() && available.len() < wanted {
+            // The first world is the one that was asked for: hosts are still joining.
+            return;
+        }
+        let Some(run) = nearest(&self.wanted, available.len(), self.cores, self.laws.as_ref()) else {
+            if self.hosts.next_place(now).is_none() {
+                let text = format!("no layout of {} or fewer ranks fits this run", available.len());
+                self.stop(BUDGET_SPENT, text);
+            }
+            return;
+        };
+        self.place(now, run, available);
+    }
+
+    fn place(&mut self, now: u64, run: Run, available: Vec<Process>) {
+        let size = run.layout.world();
+        let generation = self.world().map_or(0, |w| w.generation) + 1;
+        let mut places: Vec<Option<Process>> = vec![None; size];
+        let mut rest: Vec<Process> = Vec::new();
+        let same = self.world.as_ref().is_some_and(|(_, before)| before.layout.world() == size);
+        // Who had a place keeps it, so that its state is where it is needed.
+        let mut by_old_rank = available.clone();
+        by_old_rank.sort_by_key(|p| (self.rank(*p).is_none(), self.rank(*p), *p));
+        for process in by_old_rank {
+            match self.rank(process).filter(|_| same) {
+                Some(rank) => places[rank as usize] = Some(process),
+                None => rest.push(process),
+            }
+        }
+        let mut rest = rest.into_iter();
+        let processes: Vec<_> = places.into_iter().filter_map(|place| place.or_else(|| rest.next())).collect();
+        let rank_of = |p: &Process| processes.iter().position(|q| q == p).map(|rank| rank as u32);
+        let saved = || match &self.saved {
+            Some((_, path)) => Origin::Disk(path.clone()),
+            None => Origin::Fresh,
+        };
+        let (origin, from) = match (&self.origin, &self.world) {
+            (Next::Peers { holders, agreed, forward }, Some((world, before))) => {
+                let holders: Vec<_> = holders.iter().map(|h| h.as_ref().and_then(rank_of)).collect();
+                let holds: Vec<_> = holders.iter().map(Option::is_some).collect();
+                if self.laws.covers(before, &holds, &run) {
+                    let (before, step, forward) = (world.run_toml.clone(), *agreed, forward.clone());
+                    let lost = holds.iter().filter(|holds| !**holds).count();
+                    (Origin::Peers { before, holders, step, forward }, format!("state of step {agreed} from {} processes, {lost} are lost", holds.len() - lost))
+                } else {
+                    (saved(), "a piece of the state has no living holder".into())
+                }
+            }
+            _ => (saved(), "the start, or the newest checkpoint".into()),
+        };
+        let shape = match size.cmp(&self.wanted.layout.world()) {
+            std::cmp::Ordering::Less => format!("{} of {} ranks, over the same grid", size, self.wanted.layout.world()),
+            _ => format!("all {size} ranks"),
+        };
+        processes.iter().for_each(|p| self.hosts.set(*p, Doing::Member));
+        let (run_toml, layout) = (run.values.to_toml(), run.layout.to_string());
+        let world = World { generation, processes, run_toml, layout, origin };
+        self.world = Some((world.clone(), run));
+        self.phase = Phase::Running;
+        self.connected.clear();
+        self.loaded.clear();
+        (self.formed_at, self.progress_at, self.dumped_at) = (now, now, None);
+        // Those that wait and hold something from before hold it for nothing now.
+        for process in self.hosts.available() {
+            self.hosts.set(process, Doing::Ready);
+        }
+        self.act(Action::Form(world), format!("{shape}; {from}"));
+        if self.stopping {
+            self.act(Action::AskStop, "somebody asked the run to stop");
+        }
+    }
+
+    /// More ranks when there are processes for them.
+    fn grow(&mut self, now: u64) {
+        let size = self.members().len();
+        if size >= self.wanted.layout.world() || self.loaded.len() < size || self.stopping {
+            return;
+        }
+        if self.members().iter().any(|p| *self.hosts.doing(*p) != Doing::Member) || self.hosts.starting() > 0 {
+            return;
+        }
+        let could = size + self.hosts.available().len();
+        let more = nearest(&self.wanted, could, self.cores, self.laws.as_ref());
+        if more.is_some_and(|run| run.layout.world() > size) {
+            self.end_world(now, "there are processes for more ranks again");
+        }
+    }
+}

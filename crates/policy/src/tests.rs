@@ -1,0 +1,336 @@
+//! The ladder, rung by rung.
+
+use spec::Run;
+
+use crate::*;
+
+pub(crate) struct Anything;
+impl Laws for Anything {
+    fn fits(&self, _: &Run) -> Result<(), String> {
+        Ok(())
+    }
+    // As plain data parallelism: somebody holds something.
+    fn covers(&self, _: &Run, holds: &[bool], _: &Run) -> bool {
+        holds.contains(&true)
+    }
+}
+
+pub(crate) fn run(sets: &[&str]) -> Run {
+    let text = "[model]\npreset = \"tiny\"\n[data]\nsource = \"synthetic\"\n[train]\nsteps = 24\nbatch = 16\nseq = 64\n[grid]\ndp = 4\ntp = 2\nmicrobatch = 2\n";
+    let sets: Vec<_> = sets.iter().map(ToString::to_string).collect();
+    Run::parse(text, "test", &sets, 2).unwrap()
+}
+
+/// A policy and a clock.
+struct Desk {
+    policy: Policy,
+    now: u64,
+    seen: Vec<Decision>,
+}
+
+impl Desk {
+    fn new(sets: &[&str]) -> Self {
+        let start = Start { run: run(sets), cores: 2, from: None };
+        Self { policy: Policy::new(start, Box::new(Anything)), now: 0, seen: Vec::new() }
+    }
+
+    fn on(&mut self, input: Input) -> Vec<Action> {
+        self.now += 10;
+        let out = self.policy.on(self.now, input);
+        assert!(out.iter().all(|d| !d.reason.is_empty()), "{out:?}");
+        self.seen.extend(out.clone());
+        out.into_iter().map(|d| d.action).collect()
+    }
+
+    /// All processes come up, the first world runs and has committed `step`.
+    fn running(sets: &[&str], step: u64) -> Self {
+        let mut desk = Self::new(sets);
+        let slots = run(sets).layout.world() + run(sets).guard.spares;
+        let spawned = desk.on(Input::HostJoined { host: "a".into(), slots });
+        let processes = spawns(&spawned);
+        let formed = processes.iter().flat_map(|p| desk.on(Input::Ready { process: *p })).collect::<Vec<_>>();
+        assert!(matches!(&formed[0], Action::Form(w) if w.generation == 1 && w.origin == Origin::Fresh), "{formed:?}");
+        desk.load(0);
+        (1..=step).for_each(|step| drop(desk.on(Input::Step { step })));
+        desk
+    }
+
+    fn load(&mut self, step: u64) {
+        let world = self.policy.world().unwrap().clone();
+        for process in world.processes {
+            assert_eq!(self.on(Input::Connected { process, generation: world.generation }), []);
+            let _ = self.on(Input::Loaded { process, generation: world.generation, step });
+        }
+    }
+
+    fn generation(&self) -> u64 {
+        self.policy.world().unwrap().generation
+    }
+
+    fn says(&mut self, process: u64, held: Held, cause: Cause) -> Vec<Action> {
+        let generation = self.generation();
+        self.on(Input::Interrupted { process: Process(process), generation, held, cause })
+    }
+
+    fn exits(&mut self, process: u64) -> Vec<Action> {
+        self.on(Input::Exited { process: Process(process), how: "signal 9".into() })
+    }
+}
+
+fn spawns(actions: &[Action]) -> Vec<Process> {
+    actions.iter().filter_map(|a| if let Action::Spawn { process, .. } = a { Some(*process) } else { None }).collect()
+}
+
+fn formed(actions: &[Action]) -> World {
+    let world = actions.iter().find_map(|a| if let Action::Form(w) = a { Some(w.clone()) } else { None });
+    world.unwrap_or_else(|| panic!("no world: {actions:?}"))
+}
+
+fn at(step: u64) -> Held {
+    Held { step: Some(step), ..Held::default() }
+}
+
+fn peers(world: &World) -> (u64, Vec<Option<u32>>) {
+    let Origin::Peers { holders, step, .. } = &world.origin else { panic!("{:?}", world.origin) };
+    (*step, holders.clone())
+}
+
+#[test]
+fn a_killed_process_is_started_again_and_the_others_keep_theirs() {
+    let mut desk = Desk::running(&["layout.dp=4"], 6);
+    let out = desk.exits(1);
+    assert!(out.contains(&Action::Abort { generation: 1 }));
+    assert_eq!(spawns(&out), [Process(4)]);
+    for p in [0, 2, 3] {
+        assert_eq!(desk.says(p, at(6), Cause::Aborted), []);
+    }
+    let world = formed(&desk.on(Input::Ready { process: Process(4) }));
+    assert_eq!(world.processes, [0, 4, 2, 3].map(Process));
+    assert_eq!(peers(&world), (6, vec![Some(0), None, Some(2), Some(3)]));
+    // Late words of the old world change nothing.
+    let late = Input::Interrupted { process: Process(0), generation: 1, held: at(5), cause: Cause::Aborted };
+    assert_eq!(desk.on(late), []);
+}
+
+#[test]
+fn a_spare_takes_the_place_at_once() {
+    let mut desk = Desk::running(&["layout.dp=2", "guard.spares=1"], 3);
+    let spare = Process(2);
+    desk.on(Input::Ready { process: spare });
+    assert_eq!(spawns(&desk.exits(0)), [Process(3)]);
+    let out = desk.says(1, at(3), Cause::PeerGone { rank: 0, reason: "gone".into() });
+    // The next spare is still starting; nobody waits for it.
+    let world = formed(&out);
+    assert_eq!(world.processes, [spare, Process(1)]);
+}
+
+#[test]
+fn fewer_go_on_while_a_place_is_empty_and_more_when_it_is_not() {
+    let mut desk = Desk::running(&["layout.dp=4", "guard.respawn_after_ms=1000"], 6);
+    assert_eq!(spawns(&desk.exits(3)), []);
+    desk.says(0, at(6), Cause::Aborted);
+    desk.says(1, at(6), Cause::Aborted);
+    let world = formed(&desk.says(2, at(6), Cause::Aborted));
+    assert_eq!(world.processes.len(), 3);
+    assert!(world.layout.starts_with("dp3 "), "{}", world.layout);
+    desk.load(6);
+    desk.on(Input::Step { step: 7 });
+    assert_eq!(desk.on(Input::Tick), []);
+    desk.now += 1000;
+    let out = desk.on(Input::Tick);
+    assert_eq!(spawns(&out), [Process(4)]);
+    let out = desk.on(Input::Ready { process: Process(4) });
+    assert!(matches!(out[..], [Action::Abort { generation: 2 }]), "{out:?}");
+    desk.says(0, at(7), Cause::Aborted);
+    desk.says(1, at(7), Cause::Aborted);
+    let world = formed(&desk.says(2, at(7), Cause::Aborted));
+    assert!(world.layout.starts_with("dp4 "), "{}", world.layout);
+    assert_eq!(peers(&world), (7, vec![Some(0), Some(1), Some(2)]));
+    // Growing is no failure.
+    assert_eq!(desk.policy.recoveries(), 1);
+}
+
+#[test]
+fn a_stopped_process_is_named_and_ended() {
+    let mut desk = Desk::running(&["layout.dp=2"], 6);
+    let out = desk.on(Input::Silent { process: Process(1), age_ms: 600, stopped: true });
+    assert!(out.contains(&Action::Kill { process: Process(1) }));
+    assert!(out.iter().any(|a| matches!(a, Action::Tell(t) if t.kind == "stopped" && t.rank == Some(1))), "{out:?}");
+    // The exit that follows is no second trouble.
+    assert_eq!(desk.exits(1), []);
+}
+
+#[test]
+fn a_bad_message_is_a_replay_but_not_for_ever() {
+    let mut desk = Desk::running(&["layout.dp=2"], 6);
+    for round in 0..3 {
+        let bad = || Cause::BadMessage { rank: 1, reason: "checksum".into() };
+        desk.says(0, at(6), bad());
+        let out = desk.says(1, at(6), Cause::Aborted);
+        if round < 2 {
+            assert_eq!(formed(&out).processes, [Process(0), Process(1)]);
+            desk.load(6);
+        } else {
+            assert!(out.contains(&Action::Kill { process: Process(1) }), "{out:?}");
+            assert_eq!(spawns(&out), [Process(2)]);
+        }
+    }
+}
+
+#[test]
+fn corrupt_state_comes_from_elsewhere_or_from_disk() {
+    let mut desk = Desk::running(&["layout.dp=2"], 6);
+    let bad = Held { corrupt: vec!["norm/moment".into()], ..at(6) };
+    desk.says(1, bad.clone(), Cause::Corrupt { ranks: vec![1] });
+    let world = formed(&desk.says(0, at(6), Cause::Corrupt { ranks: vec![1] }));
+    assert_eq!(world.processes, [Process(0), Process(1)]);
+    assert_eq!(peers(&world), (6, vec![Some(0), None]));
+    desk.load(6);
+    desk.on(Input::Checkpoint { step: 6, path: "c/step-6".into() });
+    desk.says(1, bad.clone(), Cause::Corrupt { ranks: vec![0, 1] });
+    let world = formed(&desk.says(0, bad, Cause::Corrupt { ranks: vec![0, 1] }));
+    assert_eq!(world.origin, Origin::Disk("c/step-6".into()));
+}
+
+#[test]
+fn no_number_on_every_rank_is_the_users() {
+    let mut desk = Desk::running(&["layout.dp=2"], 6);
+    let cause = || Cause::NotFinite { step: 7, reason: "training diverged".into() };
+    desk.says(0, at(6), cause());
+    let out = desk.says(1, at(6), cause());
+    assert_eq!(out, [Action::Stop { code: 4 }]);
+}
+
+#[test]
+fn the_budget_ends() {
+    let mut desk = Desk::running(&["layout.dp=2", "guard.restarts_max=1"], 6);
+    desk.exits(0);
+    desk.says(1, at(6), Cause::Aborted);
+    desk.on(Input::Ready { process: Process(2) });
+    desk.load(6);
+    let out = desk.exits(2);
+    assert!(out.contains(&Action::Stop { code: 5 }), "{out:?}");
+    assert!(desk.policy.ended());
+    let reason = &desk.seen.last().unwrap().reason;
+    assert!(reason.contains("rank 0 ended without finishing: signal 9") && reason.contains("restarts_max = 1"), "{reason}");
+}
+
+#[test]
+fn the_budget_is_per_window() {
+    let mut desk = Desk::running(&["layout.dp=2", "guard.restarts_max=1", "guard.restarts_window_s=10"], 6);
+    desk.exits(0);
+    desk.says(1, at(6), Cause::Aborted);
+    desk.on(Input::Ready { process: Process(2) });
+    desk.load(6);
+    desk.now += 20_000;
+    desk.on(Input::Step { step: 7 });
+    assert!(desk.exits(2).contains(&Action::Abort { generation: 2 }));
+}
+
+#[test]
+fn a_hang_is_dumped_and_its_culprit_named() {
+    let mut desk = Desk::running(&["layout.dp=2", "guard.progress_floor_ms=100"], 6);
+    desk.now += 200;
+    assert_eq!(desk.on(Input::Tick), [Action::Dump { generation: 1 }]);
+    let out = desk.on(Input::Verdict { ranks: vec![1], reason: "rank 1 is behind".into() });
+    assert!(out.iter().any(|a| matches!(a, Action::Tell(t) if t.rank == Some(1) && t.kind == "no progress")), "{out:?}");
+    assert!(out.contains(&Action::Abort { generation: 1 }));
+    // Who does not leave its world is ended.
+    desk.says(0, at(6), Cause::Aborted);
+    desk.now += 5_000;
+    let out = desk.on(Input::Tick);
+    assert!(out.contains(&Action::Kill { process: Process(1) }), "{out:?}");
+}
+
+#[test]
+fn a_host_that_fails_again_and_again_gets_nothing() {
+    let mut desk = Desk::new(&["layout.dp=2", "guard.evict_after=2"]);
+    let out = desk.on(Input::HostJoined { host: "a".into(), slots: 1 });
+    assert_eq!(spawns(&out), [Process(0)]);
+    let out = desk.on(Input::HostJoined { host: "b".into(), slots: 2 });
+    assert_eq!(spawns(&out), [Process(1)]);
+    desk.on(Input::Ready { process: Process(0) });
+    formed(&desk.on(Input::Ready { process: Process(1) }));
+    desk.load(0);
+    desk.on(Input::Step { step: 1 });
+    // b has more room, but a's is the one that dies.
+    let mut victim = Process(0);
+    for round in 0..2 {
+        let out = desk.exits(victim.0);
+        if round == 0 {
+            victim = spawns(&out)[0];
+        }
+        let evicted = out.iter().any(|a| matches!(a, Action::Evict { host } if host == "a"));
+        let host = desk.seen.iter().rev().find_map(|d| match &d.action {
+            Action::Spawn { host, .. } => Some(host.clone()),
+            _ => None,
+        });
+        if evicted {
+            assert_eq!(host.as_deref(), Some("b"));
+            return;
+        }
+        desk.says(1, at(1), Cause::Aborted);
+        let world = formed(&desk.on(Input::Ready { process: victim }));
+        assert_eq!(world.processes.len(), 2);
+        desk.load(1);
+    }
+}
+
+#[test]
+fn a_second_death_while_the_first_is_repaired() {
+    let mut desk = Desk::running(&["layout.dp=4"], 6);
+    desk.exits(0);
+    let out = desk.exits(1);
+    // Told, but the world is ending already.
+    assert!(!out.iter().any(|a| matches!(a, Action::Abort { .. })), "{out:?}");
+    desk.says(2, at(6), Cause::Aborted);
+    desk.says(3, at(6), Cause::Aborted);
+    assert_eq!(desk.on(Input::Ready { process: Process(4) }), []);
+    let world = formed(&desk.on(Input::Ready { process: Process(5) }));
+    assert_eq!(peers(&world), (6, vec![None, None, Some(2), Some(3)]));
+}
+
+#[test]
+fn all_dead_is_the_disk() {
+    let mut desk = Desk::running(&["layout.dp=2"], 6);
+    desk.on(Input::Checkpoint { step: 4, path: "c/step-4".into() });
+    desk.exits(0);
+    desk.exits(1);
+    desk.on(Input::Ready { process: Process(2) });
+    let world = formed(&desk.on(Input::Ready { process: Process(3) }));
+    assert_eq!(world.origin, Origin::Disk("c/step-4".into()));
+}
+
+#[test]
+fn done_stops_and_words_of_a_rank_are_the_end() {
+    let mut desk = Desk::running(&["layout.dp=2"], 24);
+    assert_eq!(desk.on(Input::Done { process: Process(0) }), []);
+    assert_eq!(desk.on(Input::Exited { process: Process(0), how: "exit code 0".into() }), []);
+    assert_eq!(desk.on(Input::Done { process: Process(1) }), [Action::Stop { code: 0 }]);
+    let mut desk = Desk::running(&["layout.dp=2"], 3);
+    let failed = Input::Failed { process: Process(1), code: 2, reason: "no such file".into() };
+    assert_eq!(desk.on(failed), [Action::Stop { code: 2 }]);
+}
+
+#[test]
+fn the_same_inputs_give_the_same_decisions() {
+    let script = |desk: &mut Desk| {
+        desk.exits(1);
+        [0, 2, 3].into_iter().for_each(|p| drop(desk.says(p, at(6), Cause::Aborted)));
+        desk.on(Input::Ready { process: Process(4) });
+    };
+    let (mut a, mut b) = (Desk::running(&["layout.dp=4"], 6), Desk::running(&["layout.dp=4"], 6));
+    script(&mut a);
+    script(&mut b);
+    assert_eq!(a.seen, b.seen);
+}
+
+#[test]
+fn a_stop_outlives_a_recovery() {
+    let mut desk = Desk::running(&["layout.dp=2"], 6);
+    assert_eq!(desk.on(Input::Stop), [Action::AskStop]);
+    desk.exits(0);
+    desk.says(1, at(6), Cause::Aborted);
+    let out = desk.on(Input::Ready { process: Process(2) });
+    assert!(matches!(out[..], [Action::Form(_), Action::AskStop]), "{out:?}");
+}

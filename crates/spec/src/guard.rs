@@ -1,0 +1,92 @@
+//! `[guard]`: the limits by which failures are noticed and answered. None of them changes a number of the run.
+
+use std::time::Duration;
+
+use crate::error::SpecError;
+use crate::runfile::Values;
+
+/// `[guard]`, validated.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Guard {
+    /// A rank process says that it lives so often.
+    pub beat_ms: u64,
+    /// A process that was silent for so long is taken for dead.
+    pub heartbeat_timeout_ms: u64,
+    /// A process that the system shows as stopped is taken for dead after so long.
+    pub stopped_timeout_ms: u64,
+    /// No step for this many times the longest step seen is a hang.
+    pub progress_factor: f64,
+    /// But never before so long.
+    pub progress_floor_ms: u64,
+    /// A world must have its links and its state within this time.
+    pub assemble_timeout_ms: u64,
+    /// Recoveries within the window before the run gives up.
+    pub restarts_max: usize,
+    /// The window.
+    pub restarts_window_s: u64,
+    /// Processes that wait to take a place.
+    pub spares: usize,
+    /// Failures of a host within the window before nothing is placed there any more.
+    pub evict_after: usize,
+    /// How long the place of a process that died stays empty; 0: a new one is started at once.
+    pub respawn_after_ms: u64,
+}
+
+impl Guard {
+    /// How long the place of a process that died stays empty.
+    pub fn respawn_after(&self) -> Duration {
+        Duration::from_millis(self.respawn_after_ms)
+    }
+}
+
+pub(crate) fn guard(values: &Values) -> Result<Guard, SpecError> {
+    let ms = |path| values.need(path).map(|n| n as u64);
+    let guard = Guard {
+        beat_ms: ms("guard.beat_ms")?,
+        heartbeat_timeout_ms: ms("guard.heartbeat_timeout_ms")?,
+        stopped_timeout_ms: ms("guard.stopped_timeout_ms")?,
+        progress_factor: values.float("guard.progress_factor").expect("has a default"),
+        progress_floor_ms: ms("guard.progress_floor_ms")?,
+        assemble_timeout_ms: ms("guard.assemble_timeout_ms")?,
+        restarts_max: values.need("guard.restarts_max")?,
+        restarts_window_s: ms("guard.restarts_window_s")?,
+        spares: values.need("guard.spares")?,
+        evict_after: values.need("guard.evict_after")?,
+        respawn_after_ms: ms("guard.respawn_after_ms")?,
+    };
+    law(&guard)?;
+    Ok(guard)
+}
+
+fn law(guard: &Guard) -> Result<(), SpecError> {
+    let least = [
+        ("guard.beat_ms", guard.beat_ms, 1),
+        ("guard.stopped_timeout_ms", guard.stopped_timeout_ms, 1),
+        ("guard.progress_floor_ms", guard.progress_floor_ms, 1),
+        ("guard.assemble_timeout_ms", guard.assemble_timeout_ms, 1),
+        ("guard.evict_after", guard.evict_after as u64, 1),
+    ];
+    if let Some((key, value, least)) = least.into_iter().find(|(_, value, least)| value < least) {
+        return Err(SpecError::law(
+            format!("{key} = {value}"),
+            format!("{key} is a limit"),
+            format!("set it to at least {least}, or leave it unset"),
+        ));
+    }
+    let (beat, timeout) = (guard.beat_ms, guard.heartbeat_timeout_ms);
+    if timeout < 3 * beat {
+        return Err(SpecError::law(
+            format!("guard.heartbeat_timeout_ms = {timeout} is less than three beats"),
+            format!("guard.beat_ms {beat}, guard.heartbeat_timeout_ms {timeout}"),
+            format!("set guard.heartbeat_timeout_ms to at least {}, or lower guard.beat_ms", 3 * beat),
+        ));
+    }
+    if guard.progress_factor < 1.0 {
+        return Err(SpecError::law(
+            format!("guard.progress_factor = {} would call an ordinary step a hang", guard.progress_factor),
+            "the longest step seen times this factor is the limit of a step",
+            "set guard.progress_factor to such as 10",
+        ));
+    }
+    Ok(())
+}
