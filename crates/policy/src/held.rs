@@ -25,7 +25,8 @@ pub fn agree(held: &[Option<&Held>]) -> Option<Agreement> {
     let seen = decisions().filter(|d| all().any(|h| ready(h, d))).map(|d| d.step).max();
     let step = seen.map_or(highest, |s| s.max(highest));
     let forward = decisions().find(|d| d.step == step).cloned();
-    let comes = |h: &Held| h.step == Some(step) || (h.step.map(|s| s + 1) == Some(step) && h.prepared && forward.is_some());
+    let comes =
+        |h: &Held| h.step == Some(step) || (h.step.map(|s| s + 1) == Some(step) && h.prepared && forward.is_some());
     let holds: Vec<_> = held.iter().map(|h| h.is_some_and(|h| sound(&h) && comes(h))).collect();
     let behind = held.iter().zip(&holds).any(|(h, holds)| *holds && h.is_some_and(|h| h.step != Some(step)));
     Some(Agreement { step, forward: forward.filter(|_| behind), holds })
@@ -50,7 +51,8 @@ mod tests {
     #[test]
     fn who_saw_the_vote_takes_all_forward() {
         let (a, b, c) = (at(4, true, None), at(4, true, Some(5)), at(5, false, Some(5)));
-        for held in [vec![Some(&a), Some(&b), None], vec![Some(&a), Some(&b), Some(&c)], vec![Some(&c), Some(&a), None]] {
+        for held in [vec![Some(&a), Some(&b), None], vec![Some(&a), Some(&b), Some(&c)], vec![Some(&c), Some(&a), None]]
+        {
             let agreed = agree(&held).unwrap();
             assert_eq!(agreed.step, 5);
             assert_eq!(agreed.forward.unwrap().step, 5);

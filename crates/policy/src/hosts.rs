@@ -81,7 +81,14 @@ impl Hosts {
     }
 
     /// Notes a failure of the host of `process`; true if it is one too many and other hosts are there.
-    pub fn failed(&mut self, process: Process, now: u64, window_ms: u64, limit: usize, empty_ms: u64) -> Option<String> {
+    pub fn failed(
+        &mut self,
+        process: Process,
+        now: u64,
+        window_ms: u64,
+        limit: usize,
+        empty_ms: u64,
+    ) -> Option<String> {
         let name = self.processes.get(&process)?.host.clone();
         let others = self.hosts.iter().any(|(n, h)| *n != name && !h.away && !h.evicted);
         let host = self.hosts.get_mut(&name)?;

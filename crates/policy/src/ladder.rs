@@ -146,7 +146,9 @@ impl Policy {
         match input {
             Input::HostJoined { host, slots } => self.hosts.join(&host, slots),
             Input::HostLost { host, reason } => self.host_lost(now, &host, &reason),
-            Input::SpawnFailed { process, reason } => self.gone(now, process, &format!("it could not be started: {reason}")),
+            Input::SpawnFailed { process, reason } => {
+                self.gone(now, process, &format!("it could not be started: {reason}"))
+            }
             Input::Ready { process } => {
                 if matches!(self.hosts.doing(process), Doing::Starting(_)) {
                     self.hosts.set(process, Doing::Ready);
@@ -158,7 +160,9 @@ impl Policy {
                 _ => self.gone(now, process, &how),
             },
             Input::Silent { process, age_ms, stopped } => self.silent(now, process, age_ms, stopped),
-            Input::Interrupted { process, generation, held, cause } => self.interrupted(now, process, generation, held, cause),
+            Input::Interrupted { process, generation, held, cause } => {
+                self.interrupted(now, process, generation, held, cause)
+            }
             Input::Connected { process, generation } => {
                 if self.is_now(generation) {
                     self.connected.insert(process);
@@ -314,7 +318,13 @@ impl Policy {
         let (kind, detail) = if stopped {
             ("stopped", format!("its process stands still (stopped by a signal) for {age_ms} ms"))
         } else {
-            ("silence", format!("no sign of life for {age_ms} ms (guard.heartbeat_timeout_ms = {})", self.guard.heartbeat_timeout_ms))
+            (
+                "silence",
+                format!(
+                    "no sign of life for {age_ms} ms (guard.heartbeat_timeout_ms = {})",
+                    self.guard.heartbeat_timeout_ms
+                ),
+            )
         };
         self.kill(now, process, kind, detail);
     }
@@ -438,7 +448,11 @@ impl Policy {
             }
             Some(_) if idle <= limit => self.dumped_at = None,
             Some(since) if now > since + VERDICT_MS => {
-                self.verdict(now, &[], &format!("no step for {idle} ms, the limit is {limit} ms, and nobody can be named"));
+                self.verdict(
+                    now,
+                    &[],
+                    &format!("no step for {idle} ms, the limit is {limit} ms, and nobody can be named"),
+                );
             }
             _ => {}
         }
@@ -482,8 +496,10 @@ impl Policy {
             let text = format!("every rank failed; the first: {reason}");
             return self.stop(*code, text);
         }
-        let held: Vec<_> = doing.iter().map(|d| if let Doing::Holds(held, _) = d { Some(held) } else { None }).collect();
-        let causes: Vec<_> = doing.iter().filter_map(|d| if let Doing::Holds(_, cause) = d { Some(cause) } else { None }).collect();
+        let held: Vec<_> =
+            doing.iter().map(|d| if let Doing::Holds(held, _) = d { Some(held) } else { None }).collect();
+        let causes: Vec<_> =
+            doing.iter().filter_map(|d| if let Doing::Holds(_, cause) = d { Some(cause) } else { None }).collect();
         let not_finite = |c: &&Cause| matches!(c, Cause::NotFinite { .. });
         if let Some(Cause::NotFinite { reason, .. }) = causes.first().filter(|_| causes.iter().all(not_finite)) {
             return self.stop(DIVERGED, reason.clone());
@@ -509,7 +525,9 @@ impl Policy {
         };
         self.phase = Phase::Forming;
         self.origin = match (agree(&held), before) {
-            (Some(agreed), Some((_, run))) if !distrust && !never_loaded && self.laws.covers(&run, &agreed.holds, &run) => {
+            (Some(agreed), Some((_, run)))
+                if !distrust && !never_loaded && self.laws.covers(&run, &agreed.holds, &run) =>
+            {
                 let holders = members.iter().zip(&agreed.holds).map(|(p, holds)| holds.then_some(*p)).collect();
                 self.committed = self.committed.max(agreed.step);
                 Next::Peers { holders, agreed: agreed.step, forward: agreed.forward }
@@ -533,13 +551,16 @@ impl Policy {
                 *suspects.entry(*rank).or_default() += 1;
             }
         }
-        let Some((rank, _)) = suspects.into_iter().max_by_key(|(rank, n)| (*n, std::cmp::Reverse(*rank))) else { return };
+        let Some((rank, _)) = suspects.into_iter().max_by_key(|(rank, n)| (*n, std::cmp::Reverse(*rank))) else {
+            return;
+        };
         let times = self.replays.entry((self.committed + 1, format!("rank {rank}"))).or_default();
         *times += 1;
         let times = *times;
         if times > REPLAYS_MAX {
             let process = members[rank as usize];
-            let reason = format!("step {} failed {times} times because of rank {rank}: it is started again", self.committed + 1);
+            let reason =
+                format!("step {} failed {times} times because of rank {rank}: it is started again", self.committed + 1);
             self.kill(now, process, "repeated", reason);
         }
     }
@@ -564,7 +585,8 @@ impl Policy {
             return;
         }
         if available.is_empty() {
-            let hopeless = self.hosts.next_place(now).is_none() && self.hosts.hosts.values().all(|h| h.away || h.evicted);
+            let hopeless =
+                self.hosts.next_place(now).is_none() && self.hosts.hosts.values().all(|h| h.away || h.evicted);
             if hopeless && self.world.is_some() {
                 self.stop(BUDGET_SPENT, "no host is left to go on with");
             }
@@ -613,7 +635,10 @@ impl Policy {
                 if self.laws.covers(before, &holds, &run) {
                     let (before, step, forward) = (world.run_toml.clone(), *agreed, forward.clone());
                     let lost = holds.iter().filter(|holds| !**holds).count();
-                    (Origin::Peers { before, holders, step, forward }, format!("state of step {agreed} from {} processes, {lost} are lost", holds.len() - lost))
+                    (
+                        Origin::Peers { before, holders, step, forward },
+                        format!("state of step {agreed} from {} processes, {lost} are lost", holds.len() - lost),
+                    )
                 } else {
                     (saved(), "a piece of the state has no living holder".into())
                 }

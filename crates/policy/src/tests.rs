@@ -212,7 +212,10 @@ fn the_budget_ends() {
     assert!(out.contains(&Action::Stop { code: 5 }), "{out:?}");
     assert!(desk.policy.ended());
     let reason = &desk.seen.last().unwrap().reason;
-    assert!(reason.contains("rank 0 ended without finishing: signal 9") && reason.contains("restarts_max = 1"), "{reason}");
+    assert!(
+        reason.contains("rank 0 ended without finishing: signal 9") && reason.contains("restarts_max = 1"),
+        "{reason}"
+    );
 }
 
 #[test]
@@ -233,7 +236,10 @@ fn a_hang_is_dumped_and_its_culprit_named() {
     desk.now += 200;
     assert_eq!(desk.on(Input::Tick), [Action::Dump { generation: 1 }]);
     let out = desk.on(Input::Verdict { ranks: vec![1], reason: "rank 1 is behind".into() });
-    assert!(out.iter().any(|a| matches!(a, Action::Tell(t) if t.rank == Some(1) && t.kind == "no progress")), "{out:?}");
+    assert!(
+        out.iter().any(|a| matches!(a, Action::Tell(t) if t.rank == Some(1) && t.kind == "no progress")),
+        "{out:?}"
+    );
     assert!(out.contains(&Action::Abort { generation: 1 }));
     // Who does not leave its world is ended.
     desk.says(0, at(6), Cause::Aborted);
