@@ -31,7 +31,8 @@ pub struct Held {
     pub step: Option<u64>,
     /// Gradients of the next step are complete here and where they are mirrored: with the decision it can be applied.
     pub prepared: bool,
-    /// The decision of the next step, if this rank saw the vote; where the update of `step` is whole, the one that committed it.
+    /// The decision of the last vote that this rank saw. It is never one behind: a rank that saw a vote has applied it,
+    /// so its step is `step`; a rank whose `step` is one less and which is `prepared` rolls forward with it.
     pub decided: Option<Decided>,
     /// Pieces of the own state that failed their hash; empty: all is well.
     pub corrupt: Vec<String>,
@@ -47,6 +48,11 @@ pub enum Cause {
     PeerGone {
         /// The peer's rank.
         rank: u32,
+        /// The fabric's words.
+        reason: String,
+    },
+    /// The links of the world did not all come up.
+    NotConnected {
         /// The fabric's words.
         reason: String,
     },

@@ -1,23 +1,22 @@
-//! The state machine.
+//! The state machine: what an input means. What follows from it stands in `form`.
+
+mod form;
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::path::PathBuf;
 
 use spec::{Guard, Run};
 
-use crate::action::{Action, Decision, Origin, Trouble, World};
-use crate::held::agree;
+use crate::action::{Action, Decision, Trouble, World};
 use crate::hosts::{Doing, Hosts};
 use crate::input::{Cause, Held, Input, Process};
-use crate::shrink::{Laws, nearest};
-use crate::{BUDGET_SPENT, DIVERGED, INTERNAL};
+use crate::shrink::Laws;
+use crate::{BUDGET_SPENT, INTERNAL};
 
 /// How long the members of an ended world may take to say what they hold.
 const SETTLE_MS: u64 = 3_000;
 /// How long a verdict may take after a dump.
 const VERDICT_MS: u64 = 1_000;
-/// A step is replayed so often with the same processes before one is restarted.
-const REPLAYS_MAX: usize = 2;
 
 /// Where the first world starts.
 #[derive(Debug, Clone, PartialEq)]
@@ -77,7 +76,18 @@ enum Next {
     /// The start of the run, or the newest checkpoint.
     Saved,
     /// What processes hold: by rank of the world that ended.
-    Peers { holders: Vec<Option<Process>>, agreed: u64, forward: Option<crate::Decided> },
+    Peers(Box<Left>),
+}
+
+/// A world that ended, as far as it is believed.
+#[derive(Debug, Clone, PartialEq)]
+struct Left {
+    run: Run,
+    run_toml: String,
+    /// By its ranks.
+    holders: Vec<Option<Process>>,
+    step: u64,
+    forward: Option<crate::Decided>,
 }
 
 impl Policy {
@@ -221,6 +231,11 @@ impl Policy {
         matches!(self.phase, Phase::Running | Phase::Settling(_)) && self.rank(process).is_some()
     }
 
+    /// All members have their state.
+    fn is_whole(&self) -> bool {
+        self.loaded.len() == self.members().len()
+    }
+
     fn members(&self) -> Vec<Process> {
         self.world().map_or(Vec::new(), |w| w.processes.clone())
     }
@@ -356,6 +371,7 @@ impl Policy {
             Cause::Aborted => self.end_world(now, "a member left"),
             // Its exit, or its silence, comes by itself.
             Cause::PeerGone { rank, reason } => self.trouble(now, "peer gone", self.process(rank), reason),
+            Cause::NotConnected { reason } => self.trouble(now, "not connected", None, reason),
             Cause::Deadline { rank, reason } => {
                 let detail = format!("{} waited too long for {}: {reason}", named(me), named(rank));
                 self.trouble(now, "deadline", self.process(rank), detail);
@@ -425,14 +441,12 @@ impl Policy {
                     }
                 }
             }
-            Phase::Running if self.loaded.len() < self.members().len() => {
-                if now > self.formed_at + self.guard.assemble_timeout_ms {
-                    let late = self.members().into_iter().find(|p| !self.loaded.contains(p));
-                    let detail = "it had neither its links nor its state in time (guard.assemble_timeout_ms)";
-                    self.trouble(now, "no progress", late, detail.into());
-                }
+            Phase::Running if self.is_whole() => self.hang(now),
+            Phase::Running if now > self.formed_at + self.guard.assemble_timeout_ms => {
+                let late = self.members().into_iter().find(|p| !self.loaded.contains(p));
+                let detail = "it had neither its links nor its state in time (guard.assemble_timeout_ms)";
+                self.trouble(now, "no progress", late, detail.into());
             }
-            Phase::Running => self.hang(now),
             _ => {}
         }
     }
@@ -464,222 +478,5 @@ impl Policy {
         }
         let process = ranks.first().and_then(|rank| self.process(*rank));
         self.trouble(now, "no progress", process, reason.into());
-    }
-}
-
-impl Policy {
-    /// What follows without a further input.
-    fn advance(&mut self, now: u64) {
-        if matches!(self.phase, Phase::Settling(_)) {
-            let heard = |p: &Process| *self.hosts.doing(*p) != Doing::Member;
-            if self.members().iter().all(heard) {
-                self.settle(now);
-            }
-        }
-        match self.phase {
-            Phase::Forming => self.form(now),
-            Phase::Settling(_) => self.fill(now),
-            Phase::Running => {
-                self.fill(now);
-                self.grow(now);
-            }
-            Phase::Ended => {}
-        }
-    }
-
-    /// All members of the ended world are heard: from which step do they go on, and who is believed.
-    fn settle(&mut self, now: u64) {
-        let members = self.members();
-        let doing: Vec<_> = members.iter().map(|p| self.hosts.doing(*p).clone()).collect();
-        let failed = |d: &Doing| matches!(d, Doing::Failed(..));
-        if let Some(Doing::Failed(code, reason)) = doing.first().filter(|_| doing.iter().all(failed)) {
-            let text = format!("every rank failed; the first: {reason}");
-            return self.stop(*code, text);
-        }
-        let held: Vec<_> =
-            doing.iter().map(|d| if let Doing::Holds(held, _) = d { Some(held) } else { None }).collect();
-        let causes: Vec<_> =
-            doing.iter().filter_map(|d| if let Doing::Holds(_, cause) = d { Some(cause) } else { None }).collect();
-        let not_finite = |c: &&Cause| matches!(c, Cause::NotFinite { .. });
-        if let Some(Cause::NotFinite { reason, .. }) = causes.first().filter(|_| causes.iter().all(not_finite)) {
-            return self.stop(DIVERGED, reason.clone());
-        }
-        for (process, doing) in members.iter().zip(&doing) {
-            if failed(doing) {
-                self.hosts.set(*process, Doing::Gone);
-            }
-        }
-        let distrust = causes.iter().any(|c| matches!(c, Cause::Disagree { .. } | Cause::Lost { .. }));
-        let mut held = held;
-        for cause in &causes {
-            if let Cause::Corrupt { ranks } = cause {
-                ranks.iter().for_each(|r| held[*r as usize] = None);
-            }
-        }
-        self.blame(now, &members, &causes);
-        let never_loaded = self.loaded.len() < members.len();
-        let before = match &self.origin {
-            // The world that ended had not all its state: what was held before it counts, where it is still there.
-            Next::Peers { .. } if never_loaded && !distrust => return self.resettle(),
-            _ => self.world.clone(),
-        };
-        self.phase = Phase::Forming;
-        self.origin = match (agree(&held), before) {
-            (Some(agreed), Some((_, run)))
-                if !distrust && !never_loaded && self.laws.covers(&run, &agreed.holds, &run) =>
-            {
-                let holders = members.iter().zip(&agreed.holds).map(|(p, holds)| holds.then_some(*p)).collect();
-                self.committed = self.committed.max(agreed.step);
-                Next::Peers { holders, agreed: agreed.step, forward: agreed.forward }
-            }
-            _ => Next::Saved,
-        };
-    }
-
-    /// A second failure while the state of a first was on its way.
-    fn resettle(&mut self) {
-        self.phase = Phase::Forming;
-        // Who fetched state over what it held says so by its step; simplest and safe: the disk.
-        self.origin = Next::Saved;
-    }
-
-    /// The same trouble at the same step, again and again: somebody is restarted, although nobody can be named for sure.
-    fn blame(&mut self, now: u64, members: &[Process], causes: &[&Cause]) {
-        let mut suspects: BTreeMap<u32, usize> = BTreeMap::new();
-        for cause in causes {
-            if let Cause::Deadline { rank, .. } | Cause::BadMessage { rank, .. } = cause {
-                *suspects.entry(*rank).or_default() += 1;
-            }
-        }
-        let Some((rank, _)) = suspects.into_iter().max_by_key(|(rank, n)| (*n, std::cmp::Reverse(*rank))) else {
-            return;
-        };
-        let times = self.replays.entry((self.committed + 1, format!("rank {rank}"))).or_default();
-        *times += 1;
-        let times = *times;
-        if times > REPLAYS_MAX {
-            let process = members[rank as usize];
-            let reason =
-                format!("step {} failed {times} times because of rank {rank}: it is started again", self.committed + 1);
-            self.kill(now, process, "repeated", reason);
-        }
-    }
-
-    /// Starts what is missing: members, then spares.
-    fn fill(&mut self, now: u64) {
-        if self.members().iter().any(|p| *self.hosts.doing(*p) == Doing::Done) {
-            return;
-        }
-        let need = self.wanted.layout.world() + self.guard.spares;
-        while self.hosts.alive() < need {
-            let Some((process, host)) = self.hosts.place(now) else { return };
-            self.act(Action::Spawn { process, host }, "a place is empty");
-        }
-    }
-
-    fn form(&mut self, now: u64) {
-        self.fill(now);
-        let available = self.hosts.available();
-        let wanted = self.wanted.layout.world();
-        if available.len() < wanted && self.hosts.starting() > 0 {
-            return;
-        }
-        if available.is_empty() {
-            let hopeless =
-                self.hosts.next_place(now).is_none() && self.hosts.hosts.values().all(|h| h.away || h.evicted);
-            if hopeless && self.world.is_some() {
-                self.stop(BUDGET_SPENT, "no host is left to go on with");
-            }
-            return;
-        }
-        if self.world.is_none() && available.len() < wanted {
-            // The first world is the one that was asked for: hosts are still joining.
-            return;
-        }
-        let Some(run) = nearest(&self.wanted, available.len(), self.cores, self.laws.as_ref()) else {
-            if self.hosts.next_place(now).is_none() {
-                let text = format!("no layout of {} or fewer ranks fits this run", available.len());
-                self.stop(BUDGET_SPENT, text);
-            }
-            return;
-        };
-        self.place(now, run, available);
-    }
-
-    fn place(&mut self, now: u64, run: Run, available: Vec<Process>) {
-        let size = run.layout.world();
-        let generation = self.world().map_or(0, |w| w.generation) + 1;
-        let mut places: Vec<Option<Process>> = vec![None; size];
-        let mut rest: Vec<Process> = Vec::new();
-        let same = self.world.as_ref().is_some_and(|(_, before)| before.layout.world() == size);
-        // Who had a place keeps it, so that its state is where it is needed.
-        let mut by_old_rank = available.clone();
-        by_old_rank.sort_by_key(|p| (self.rank(*p).is_none(), self.rank(*p), *p));
-        for process in by_old_rank {
-            match self.rank(process).filter(|_| same) {
-                Some(rank) => places[rank as usize] = Some(process),
-                None => rest.push(process),
-            }
-        }
-        let mut rest = rest.into_iter();
-        let processes: Vec<_> = places.into_iter().filter_map(|place| place.or_else(|| rest.next())).collect();
-        let rank_of = |p: &Process| processes.iter().position(|q| q == p).map(|rank| rank as u32);
-        let saved = || match &self.saved {
-            Some((_, path)) => Origin::Disk(path.clone()),
-            None => Origin::Fresh,
-        };
-        let (origin, from) = match (&self.origin, &self.world) {
-            (Next::Peers { holders, agreed, forward }, Some((world, before))) => {
-                let holders: Vec<_> = holders.iter().map(|h| h.as_ref().and_then(rank_of)).collect();
-                let holds: Vec<_> = holders.iter().map(Option::is_some).collect();
-                if self.laws.covers(before, &holds, &run) {
-                    let (before, step, forward) = (world.run_toml.clone(), *agreed, forward.clone());
-                    let lost = holds.iter().filter(|holds| !**holds).count();
-                    (
-                        Origin::Peers { before, holders, step, forward },
-                        format!("state of step {agreed} from {} processes, {lost} are lost", holds.len() - lost),
-                    )
-                } else {
-                    (saved(), "a piece of the state has no living holder".into())
-                }
-            }
-            _ => (saved(), "the start, or the newest checkpoint".into()),
-        };
-        let shape = match size.cmp(&self.wanted.layout.world()) {
-            std::cmp::Ordering::Less => format!("{} of {} ranks, over the same grid", size, self.wanted.layout.world()),
-            _ => format!("all {size} ranks"),
-        };
-        processes.iter().for_each(|p| self.hosts.set(*p, Doing::Member));
-        let (run_toml, layout) = (run.values.to_toml(), run.layout.to_string());
-        let world = World { generation, processes, run_toml, layout, origin };
-        self.world = Some((world.clone(), run));
-        self.phase = Phase::Running;
-        self.connected.clear();
-        self.loaded.clear();
-        (self.formed_at, self.progress_at, self.dumped_at) = (now, now, None);
-        // Those that wait and hold something from before hold it for nothing now.
-        for process in self.hosts.available() {
-            self.hosts.set(process, Doing::Ready);
-        }
-        self.act(Action::Form(world), format!("{shape}; {from}"));
-        if self.stopping {
-            self.act(Action::AskStop, "somebody asked the run to stop");
-        }
-    }
-
-    /// More ranks when there are processes for them.
-    fn grow(&mut self, now: u64) {
-        let size = self.members().len();
-        if size >= self.wanted.layout.world() || self.loaded.len() < size || self.stopping {
-            return;
-        }
-        if self.members().iter().any(|p| *self.hosts.doing(*p) != Doing::Member) || self.hosts.starting() > 0 {
-            return;
-        }
-        let could = size + self.hosts.available().len();
-        let more = nearest(&self.wanted, could, self.cores, self.laws.as_ref());
-        if more.is_some_and(|run| run.layout.world() > size) {
-            self.end_world(now, "there are processes for more ranks again");
-        }
     }
 }

@@ -1,0 +1,238 @@
+//! What follows from what was said: from which step all go on, who is started, and who gets which place.
+
+use std::collections::BTreeMap;
+
+use spec::Run;
+
+use super::{Left, Next, Phase, Policy};
+use crate::action::{Action, Origin, World};
+use crate::held::agree;
+use crate::hosts::Doing;
+use crate::input::{Cause, Held, Process};
+use crate::shrink::nearest;
+use crate::{BUDGET_SPENT, DIVERGED};
+
+/// A step is replayed so often with the same processes before one is restarted.
+const REPLAYS_MAX: usize = 2;
+
+impl Policy {
+    /// What follows without a further input.
+    pub(super) fn advance(&mut self, now: u64) {
+        if matches!(self.phase, Phase::Settling(_)) {
+            let heard = |p: &Process| *self.hosts.doing(*p) != Doing::Member;
+            if self.members().iter().all(heard) {
+                self.settle(now);
+            }
+        }
+        match self.phase {
+            Phase::Forming => self.form(now),
+            Phase::Settling(_) => self.fill(now),
+            Phase::Running => {
+                self.fill(now);
+                self.grow(now);
+            }
+            Phase::Ended => {}
+        }
+    }
+
+    /// All members of the ended world are heard: from which step do they go on, and who is believed.
+    fn settle(&mut self, now: u64) {
+        let members = self.members();
+        let doing: Vec<_> = members.iter().map(|p| self.hosts.doing(*p).clone()).collect();
+        let failed = |d: &Doing| matches!(d, Doing::Failed(..));
+        if let Some(Doing::Failed(code, reason)) = doing.first().filter(|_| doing.iter().all(failed)) {
+            let text = format!("every rank failed; the first: {reason}");
+            return self.stop(*code, text);
+        }
+        let held: Vec<_> =
+            doing.iter().map(|d| if let Doing::Holds(held, _) = d { Some(held) } else { None }).collect();
+        let causes: Vec<_> =
+            doing.iter().filter_map(|d| if let Doing::Holds(_, cause) = d { Some(cause) } else { None }).collect();
+        let not_finite = |c: &&Cause| matches!(c, Cause::NotFinite { .. });
+        if let Some(Cause::NotFinite { reason, .. }) = causes.first().filter(|_| causes.iter().all(not_finite)) {
+            return self.stop(DIVERGED, reason.clone());
+        }
+        for (process, doing) in members.iter().zip(&doing) {
+            if failed(doing) {
+                self.hosts.set(*process, Doing::Gone);
+            }
+        }
+        let distrust = causes.iter().any(|c| matches!(c, Cause::Disagree { .. } | Cause::Lost { .. }));
+        let mut held = held;
+        for cause in &causes {
+            if let Cause::Corrupt { ranks } = cause {
+                ranks.iter().for_each(|r| held[*r as usize] = None);
+            }
+        }
+        self.blame(now, &members, &causes);
+        self.phase = Phase::Forming;
+        let was_whole = self.is_whole();
+        let Some((world, run)) = self.world.clone() else { return };
+        self.origin = match (std::mem::replace(&mut self.origin, Next::Saved), &world.origin) {
+            _ if distrust => Next::Saved,
+            // State was on its way when the world ended; nobody gives up what it holds before all have what they need.
+            (Next::Peers(left), _) if !was_whole && left.run.layout != run.layout => {
+                self.still_left(*left, &members, &held)
+            }
+            (_, Origin::Fresh | Origin::Disk(_)) if !was_whole => Next::Saved,
+            _ => match agree(&held) {
+                Some(agreed) if self.laws.covers(&run, &agreed.holds, &run) => {
+                    let holders = members.iter().zip(&agreed.holds).map(|(p, holds)| holds.then_some(*p)).collect();
+                    self.committed = self.committed.max(agreed.step);
+                    let (run_toml, step, forward) = (world.run_toml, agreed.step, agreed.forward);
+                    Next::Peers(Box::new(Left { run, run_toml, holders, step, forward }))
+                }
+                _ => Next::Saved,
+            },
+        };
+    }
+
+    /// What is left of an earlier world after the one that should follow it failed too.
+    fn still_left(&self, mut left: Left, members: &[Process], held: &[Option<&Held>]) -> Next {
+        for holder in &mut left.holders {
+            let at = holder.and_then(|p| members.iter().position(|m| *m == p));
+            let here = at.is_some_and(|at| held[at].is_some_and(|h| h.step.is_some() && h.corrupt.is_empty()));
+            // Who has its new state already has the old one no more.
+            *holder = holder.filter(|p| here && !self.loaded.contains(p));
+        }
+        Next::Peers(Box::new(left))
+    }
+
+    /// The same trouble at the same step, again and again: somebody is restarted, although nobody can be named for sure.
+    fn blame(&mut self, now: u64, members: &[Process], causes: &[&Cause]) {
+        let mut suspects: BTreeMap<u32, usize> = BTreeMap::new();
+        for cause in causes {
+            if let Cause::Deadline { rank, .. } | Cause::BadMessage { rank, .. } = cause {
+                *suspects.entry(*rank).or_default() += 1;
+            }
+        }
+        let Some((rank, _)) = suspects.into_iter().max_by_key(|(rank, n)| (*n, std::cmp::Reverse(*rank))) else {
+            return;
+        };
+        let times = self.replays.entry((self.committed + 1, format!("rank {rank}"))).or_default();
+        *times += 1;
+        let times = *times;
+        if times > REPLAYS_MAX {
+            let process = members[rank as usize];
+            let reason =
+                format!("step {} failed {times} times because of rank {rank}: it is started again", self.committed + 1);
+            self.kill(now, process, "repeated", reason);
+        }
+    }
+
+    /// Starts what is missing: members, then spares.
+    fn fill(&mut self, now: u64) {
+        if self.members().iter().any(|p| *self.hosts.doing(*p) == Doing::Done) {
+            return;
+        }
+        let need = self.wanted.layout.world() + self.guard.spares;
+        while self.hosts.alive() < need {
+            let Some((process, host)) = self.hosts.place(now) else { return };
+            self.act(Action::Spawn { process, host }, "a place is empty");
+        }
+    }
+
+    fn form(&mut self, now: u64) {
+        self.fill(now);
+        let available = self.hosts.available();
+        let wanted = self.wanted.layout.world();
+        if available.len() < wanted && self.hosts.starting() > 0 {
+            return;
+        }
+        if available.is_empty() {
+            let hopeless =
+                self.hosts.next_place(now).is_none() && self.hosts.hosts.values().all(|h| h.away || h.evicted);
+            if hopeless && self.world.is_some() {
+                self.stop(BUDGET_SPENT, "no host is left to go on with");
+            }
+            return;
+        }
+        if self.world.is_none() && available.len() < wanted {
+            // The first world is the one that was asked for: hosts are still joining.
+            return;
+        }
+        let Some(run) = nearest(&self.wanted, available.len(), self.cores, self.laws.as_ref()) else {
+            if self.hosts.next_place(now).is_none() {
+                let text = format!("no layout of {} or fewer ranks fits this run", available.len());
+                self.stop(BUDGET_SPENT, text);
+            }
+            return;
+        };
+        self.place(now, run, available);
+    }
+
+    fn place(&mut self, now: u64, run: Run, available: Vec<Process>) {
+        let size = run.layout.world();
+        let generation = self.world().map_or(0, |w| w.generation) + 1;
+        let mut places: Vec<Option<Process>> = vec![None; size];
+        let mut rest: Vec<Process> = Vec::new();
+        let same = self.world.as_ref().is_some_and(|(_, before)| before.layout.world() == size);
+        // Who had a place keeps it, so that its state is where it is needed.
+        let mut by_old_rank = available.clone();
+        by_old_rank.sort_by_key(|p| (self.rank(*p).is_none(), self.rank(*p), *p));
+        for process in by_old_rank {
+            match self.rank(process).filter(|_| same) {
+                Some(rank) => places[rank as usize] = Some(process),
+                None => rest.push(process),
+            }
+        }
+        let mut rest = rest.into_iter();
+        let processes: Vec<_> = places.into_iter().filter_map(|place| place.or_else(|| rest.next())).collect();
+        let rank_of = |p: &Process| processes.iter().position(|q| q == p).map(|rank| rank as u32);
+        let saved = || match &self.saved {
+            Some((_, path)) => Origin::Disk(path.clone()),
+            None => Origin::Fresh,
+        };
+        let (origin, from) = match &self.origin {
+            Next::Peers(left) => {
+                let holders: Vec<_> = left.holders.iter().map(|h| h.as_ref().and_then(rank_of)).collect();
+                let holds: Vec<_> = holders.iter().map(Option::is_some).collect();
+                if self.laws.covers(&left.run, &holds, &run) {
+                    let (before, step, forward) = (left.run_toml.clone(), left.step, left.forward.clone());
+                    let (here, all) = (holds.iter().filter(|holds| **holds).count(), holds.len());
+                    let text = format!("state of step {step} from {here} of the {all} ranks before");
+                    (Origin::Peers { before, holders, step, forward }, text)
+                } else {
+                    (saved(), "a piece of the state has no living holder".into())
+                }
+            }
+            Next::Saved => (saved(), "the start, or the newest checkpoint".into()),
+        };
+        let shape = match size.cmp(&self.wanted.layout.world()) {
+            std::cmp::Ordering::Less => format!("{} of {} ranks, over the same grid", size, self.wanted.layout.world()),
+            _ => format!("all {size} ranks"),
+        };
+        processes.iter().for_each(|p| self.hosts.set(*p, Doing::Member));
+        let (run_toml, layout) = (run.values.to_toml(), run.layout.to_string());
+        let world = World { generation, processes, run_toml, layout, origin };
+        self.world = Some((world.clone(), run));
+        self.phase = Phase::Running;
+        self.connected.clear();
+        self.loaded.clear();
+        (self.formed_at, self.progress_at, self.dumped_at) = (now, now, None);
+        // Those that wait and hold something from before hold it for nothing now.
+        for process in self.hosts.available() {
+            self.hosts.set(process, Doing::Ready);
+        }
+        self.act(Action::Form(world), format!("{shape}; {from}"));
+        if self.stopping {
+            self.act(Action::AskStop, "somebody asked the run to stop");
+        }
+    }
+
+    /// More ranks when there are processes for them.
+    fn grow(&mut self, now: u64) {
+        let size = self.members().len();
+        if size >= self.wanted.layout.world() || !self.is_whole() || self.stopping {
+            return;
+        }
+        if self.members().iter().any(|p| *self.hosts.doing(*p) != Doing::Member) || self.hosts.starting() > 0 {
+            return;
+        }
+        let could = size + self.hosts.available().len();
+        let more = nearest(&self.wanted, could, self.cores, self.laws.as_ref());
+        if more.is_some_and(|run| run.layout.world() > size) {
+            self.end_world(now, "there are processes for more ranks again");
+        }
+    }
+}
