@@ -1,5 +1,7 @@
 //! Deliberate faults of a rank, as a run is asked to suffer them (`--inject`).
 
+use std::fmt;
+
 use serde::{Deserialize, Serialize};
 
 /// A fault that strikes `rank` in step `step` (the step that would be committed next).
@@ -45,4 +47,29 @@ pub enum FaultKind {
         /// The other side.
         peer: u32,
     },
+}
+
+impl fmt::Display for FaultKind {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Kill => write!(f, "kill"),
+            Self::Stop => write!(f, "stop"),
+            Self::Nan => write!(f, "nan"),
+            Self::FlipMoment => write!(f, "flip moment"),
+            Self::FlipWeight => write!(f, "flip weight"),
+            Self::FlipMessage => write!(f, "flip message"),
+            Self::FlipGradient => write!(f, "flip gradient"),
+            Self::Slow { factor_percent, steps } => {
+                write!(f, "slow x{} for {steps} steps", f64::from(*factor_percent) / 100.0)
+            }
+            Self::DiskFull => write!(f, "diskfull"),
+            Self::Partition { peer } => write!(f, "partition from rank {peer}"),
+        }
+    }
+}
+
+impl fmt::Display for Fault {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} of rank {} in step {}", self.kind, self.rank, self.step)
+    }
 }

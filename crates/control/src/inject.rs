@@ -1,0 +1,235 @@
+//! `--inject`: the faults that a person asks a run to suffer.
+//!
+//! A list with commas: `kill:R@S`, `stop:R@S`, `nan:R@S`, `diskfull:R@S`, `flip:R@S[:moment|weight|message|gradient]`,
+//! `slow:R@SxF[:N]` (F times as slow for N steps, else to the end), `partition:A-B@S`, `controller@S`,
+//! `random:seed=7,every=5s`. R is a rank of the run's layout, S a step.
+
+use spec::Run;
+
+use crate::fault::{Fault, FaultKind};
+
+/// What a run is asked to suffer.
+#[derive(Debug, Clone, Default, PartialEq)]
+pub struct Injection {
+    /// Faults of ranks.
+    pub faults: Vec<Fault>,
+    /// The controller is thrown away and built again from its journal before these steps.
+    pub controller: Vec<u64>,
+    /// Processes are killed or stopped from outside, at random.
+    pub random: Option<Random>,
+}
+
+/// A process every so often, chosen by a seed.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Random {
+    /// What chooses.
+    pub seed: u64,
+    /// Milliseconds between two faults.
+    pub every_ms: u64,
+}
+
+const FORMS: &str = "kill:R@S, stop:R@S, nan:R@S, diskfull:R@S, flip:R@S[:moment|weight|message|gradient], slow:R@SxF[:N], partition:A-B@S, controller@S or random:seed=N,every=5s";
+
+fn unclear(part: &str) -> String {
+    format!("--inject {part}: expected {FORMS} (R a rank, S a step, separated by commas)")
+}
+
+impl Injection {
+    /// Reads what was written behind `--inject`.
+    ///
+    /// # Errors
+    /// What is not understood, and every form there is.
+    pub fn parse(text: &str) -> Result<Self, String> {
+        let mut out = Self::default();
+        let mut parts = text.split(',').map(str::trim).filter(|part| !part.is_empty()).peekable();
+        while let Some(part) = parts.next() {
+            if let Some(rest) = part.strip_prefix("random:") {
+                // Its operands have a comma between them.
+                let mut operands = vec![rest];
+                while let Some(next) = parts.next_if(|next| next.starts_with("seed=") || next.starts_with("every=")) {
+                    operands.push(next);
+                }
+                out.random = Some(random(part, &operands)?);
+            } else if let Some(step) = part.strip_prefix("controller@") {
+                out.controller.push(step.parse().map_err(|_| unclear(part))?);
+            } else {
+                out.faults.push(fault(part).ok_or_else(|| unclear(part))?);
+            }
+        }
+        Ok(out)
+    }
+
+    /// Nothing is asked for.
+    pub fn is_empty(&self) -> bool {
+        *self == Self::default()
+    }
+
+    /// That every fault can strike in `run`, of which `done` steps are done.
+    ///
+    /// # Errors
+    /// The first that cannot, and why.
+    pub fn check(&self, run: &Run, done: u64) -> Result<(), String> {
+        if self.is_empty() {
+            return Ok(());
+        }
+        let (world, steps) = (run.layout.world(), run.train.steps);
+        if world == 1 || run.layout.transport == spec::Transport::Threads {
+            return Err(format!(
+                "--inject strikes rank processes, and there are none: {world} ranks, layout.transport = {}; set layout.dp, layout.tp, layout.pp or layout.cp above 1 and layout.transport to shm or tcp",
+                run.layout.transport
+            ));
+        }
+        let of_step = |what: &dyn std::fmt::Display, step: u64| {
+            if (done + 1..=steps).contains(&step) {
+                return Ok(());
+            }
+            Err(format!("--inject: {what} can never strike: the run goes from step {} to {steps}", done + 1))
+        };
+        for fault in &self.faults {
+            of_step(fault, fault.step)?;
+            let peer = if let FaultKind::Partition { peer } = fault.kind { peer } else { fault.rank };
+            let beyond = [fault.rank, peer].into_iter().find(|rank| *rank as usize >= world);
+            if let Some(rank) = beyond {
+                return Err(format!(
+                    "--inject: {fault} can never strike: there is no rank {rank}, ranks are 0 to {}",
+                    world - 1
+                ));
+            }
+            if matches!(fault.kind, FaultKind::Partition { .. }) && peer == fault.rank {
+                return Err(format!("--inject: {fault} can never strike: a rank sends nothing to itself"));
+            }
+        }
+        self.controller.iter().try_for_each(|step| of_step(&format!("controller@{step}"), *step))
+    }
+}
+
+fn random(part: &str, operands: &[&str]) -> Result<Random, String> {
+    let mut random = Random { seed: 1, every_ms: 5_000 };
+    for operand in operands {
+        let (key, value) = operand.split_once('=').ok_or_else(|| unclear(part))?;
+        let (digits, scale) = match value.strip_suffix("ms") {
+            Some(digits) => (digits, 1),
+            None => (value.strip_suffix('s').unwrap_or(value), 1000),
+        };
+        let number: u64 = digits.parse().map_err(|_| unclear(part))?;
+        match key {
+            "seed" => random.seed = value.parse().map_err(|_| unclear(part))?,
+            "every" => random.every_ms = number * scale,
+            _ => return Err(unclear(part)),
+        }
+    }
+    if random.every_ms < 100 {
+        return Err(format!(
+            "--inject {part}: every = {} ms leaves no time between faults; set it to at least 100ms",
+            random.every_ms
+        ));
+    }
+    Ok(random)
+}
+
+fn fault(part: &str) -> Option<Fault> {
+    let (word, rest) = part.split_once(':')?;
+    let (who, when) = rest.split_once('@')?;
+    let (step, tail) = match when.find(|c: char| !c.is_ascii_digit()) {
+        Some(end) => when.split_at(end),
+        None => (when, ""),
+    };
+    let step = step.parse().ok()?;
+    let plain = |kind| tail.is_empty().then_some(kind);
+    let (rank, kind) = match word {
+        "kill" => (who, plain(FaultKind::Kill)?),
+        "stop" => (who, plain(FaultKind::Stop)?),
+        "nan" => (who, plain(FaultKind::Nan)?),
+        "diskfull" => (who, plain(FaultKind::DiskFull)?),
+        "flip" => {
+            let kind = match tail {
+                "" | ":moment" => FaultKind::FlipMoment,
+                ":weight" => FaultKind::FlipWeight,
+                ":message" => FaultKind::FlipMessage,
+                ":gradient" => FaultKind::FlipGradient,
+                _ => return None,
+            };
+            (who, kind)
+        }
+        "slow" => {
+            let (factor, steps) = match tail.strip_prefix('x')?.split_once(':') {
+                Some((factor, steps)) => (factor, steps.parse().ok()?),
+                None => (tail.strip_prefix('x')?, u64::MAX),
+            };
+            let factor: f64 = factor.parse().ok().filter(|f| (1.0..=1000.0).contains(f))?;
+            (who, FaultKind::Slow { factor_percent: (100.0 * factor) as u32, steps })
+        }
+        "partition" => {
+            let (a, b) = who.split_once('-')?;
+            (a, plain(FaultKind::Partition { peer: b.parse().ok()? })?)
+        }
+        _ => return None,
+    };
+    Some(Fault { rank: rank.parse().ok()?, step, kind })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_form_is_read() {
+        let text = "kill:1@7, stop:2@12,nan:0@15,flip:3@17,flip:0@3:weight,slow:1@4x2.5:3,slow:1@9x4,diskfull:0@5,partition:0-1@6,controller@9,random:seed=7,every=500ms,kill:0@20";
+        let read = Injection::parse(text).unwrap();
+        let fault = |rank, step, kind| Fault { rank, step, kind };
+        let want = [
+            fault(1, 7, FaultKind::Kill),
+            fault(2, 12, FaultKind::Stop),
+            fault(0, 15, FaultKind::Nan),
+            fault(3, 17, FaultKind::FlipMoment),
+            fault(0, 3, FaultKind::FlipWeight),
+            fault(1, 4, FaultKind::Slow { factor_percent: 250, steps: 3 }),
+            fault(1, 9, FaultKind::Slow { factor_percent: 400, steps: u64::MAX }),
+            fault(0, 5, FaultKind::DiskFull),
+            fault(0, 6, FaultKind::Partition { peer: 1 }),
+            fault(0, 20, FaultKind::Kill),
+        ];
+        assert_eq!(read.faults, want);
+        assert_eq!((read.controller, read.random), (vec![9], Some(Random { seed: 7, every_ms: 500 })));
+        assert!(Injection::parse("").unwrap().is_empty());
+    }
+
+    #[test]
+    fn what_is_not_a_fault_is_told_with_the_forms() {
+        let wrong = [
+            "kill",
+            "kill:1",
+            "kill:x@3",
+            "kill:1@",
+            "kill:1@3x",
+            "flip:1@3:bit",
+            "slow:1@3",
+            "slow:1@3x0.5",
+            "partition:1@3",
+            "random:every=1ms",
+            "random:sead=3",
+            "controller@x",
+        ];
+        for text in wrong {
+            let error = Injection::parse(text).unwrap_err();
+            assert!(error.contains(text), "{error}");
+        }
+        assert!(Injection::parse("boom:1@3").unwrap_err().contains("partition:A-B@S"));
+    }
+
+    #[test]
+    fn what_can_never_strike_is_refused() {
+        let text =
+            "[model]\npreset = \"nano\"\n[data]\nsource = \"synthetic\"\n[train]\nsteps = 10\nbatch = 8\nseq = 16\n";
+        let run = |set: &str| Run::parse(text, "t", &[set.into()], 1).unwrap();
+        let check = |inject: &str, set: &str, done| Injection::parse(inject).unwrap().check(&run(set), done);
+        assert_eq!(check("kill:1@7,controller@10", "layout.dp=2", 0), Ok(()));
+        assert!(check("kill:1@7", "layout.dp=1", 0).unwrap_err().contains("layout.dp"));
+        assert!(check("kill:2@7", "layout.dp=2", 0).unwrap_err().contains("no rank 2"));
+        assert!(check("kill:1@11", "layout.dp=2", 0).unwrap_err().contains("from step 1 to 10"));
+        assert!(check("kill:1@3", "layout.dp=2", 5).unwrap_err().contains("from step 6 to 10"));
+        assert!(check("controller@11", "layout.dp=2", 0).is_err());
+        assert!(check("partition:1-1@3", "layout.dp=2", 0).unwrap_err().contains("itself"));
+        assert_eq!(check("", "layout.dp=1", 0), Ok(()));
+    }
+}
