@@ -107,9 +107,14 @@ impl<'a> Costs<'a> {
                 let matrices = if pass == Pass::RecomputeKept { 2.0 } else { 3.0 };
                 Work::Flops(products * self.tokens * 2.0 * matrices * hidden * ffn / tp)
             }
+            // The choice is not made again.
+            Segment::Route(_) if pass == Pass::Recompute => Work::Unknown,
             Segment::Route(_) => Work::Flops(products * self.tokens * 2.0 * hidden * experts / tp),
             // At balance; how many rows choose the experts of a rank is known only when it runs.
-            Segment::Experts(_) => Work::Flops(products * self.tokens * 6.0 * hidden * inner / tp),
+            Segment::Experts(_) => {
+                let matrices = if pass == Pass::RecomputeKept { 2.0 } else { 3.0 };
+                Work::Flops(products * self.tokens * 2.0 * matrices * hidden * inner / tp)
+            }
             Segment::Logits(block) => Work::Flops(2.0 * self.rows(block) * hidden * vocab / tp),
             // Its gradient, into the output projection and into the rows.
             Segment::Loss(block) => Work::Flops(4.0 * self.rows(block) * hidden * vocab / tp),

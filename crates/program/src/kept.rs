@@ -22,7 +22,8 @@ pub struct Kept {
     qkv: [i64; 2],
     mlp_norm: i64,
     mlp: i64,
-    /// What a router keeps, and the experts after it.
+    /// There are experts: what a router keeps, and the experts after it.
+    moe: bool,
     router: i64,
     experts: i64,
     /// What the weight parts of backward need.
@@ -51,15 +52,18 @@ impl Kept {
             (FLOAT * local * (hidden + int(moe.experts)), FLOAT * local * 2 * inner)
         });
         let context = grid.cp > 1;
+        // Normed rows that are not gathered are computed again.
+        let normed = if tp == 1 { 0 } else { hidden };
         // Queries and keys before their norm, and 1 / rms of each head.
         let norms = if model.qk_norm { q + kv + heads + kv_heads } else { 0 };
         let qkv = |elements: i64| if context { FLOAT * rows * elements } else { 0 };
         Self {
             attn_norm: [FLOAT * local * hidden, FLOAT * local],
-            attn: FLOAT * rows * (hidden + 2 * q + 2 * kv + heads + norms),
-            qkv: [qkv(hidden + q + 2 * kv + norms), qkv(hidden + norms)],
+            attn: FLOAT * rows * (normed + 2 * q + 2 * kv + heads + norms),
+            qkv: [qkv(normed + q + 2 * kv + norms), qkv(normed + norms)],
             mlp_norm: FLOAT * local * (hidden + 1),
-            mlp: FLOAT * rows * (hidden + 2 * ffn),
+            mlp: FLOAT * rows * (normed + 2 * ffn),
+            moe: model.moe.is_some(),
             router,
             experts,
             attn_weights: FLOAT * rows * (2 * hidden + 2 * q + 2 * kv),
@@ -78,6 +82,8 @@ impl Kept {
         let [input, inv] = self.attn_norm;
         match instr.op {
             Op::Drop(Segment::Attn(_)) => -self.attn,
+            // Of experts the router's scores stay, for its choice is not made again.
+            Op::Drop(_) if self.moe => -(inv + self.attn + self.mlp_norm + input + self.experts),
             Op::Drop(_) => -(inv + self.attn + self.mlp_norm + self.mlp),
             Op::Compute(pass, segment) => match (pass, segment) {
                 (Forward, Segment::AttnNorm(_)) => input + inv,
@@ -87,7 +93,8 @@ impl Kept {
                 (Forward | Recompute, Segment::MlpNorm(_)) => self.mlp_norm,
                 (Forward | RecomputeKept, Segment::Mlp(_)) => self.mlp,
                 (Forward, Segment::Route(_)) => self.router,
-                (Forward, Segment::Experts(_)) => self.experts,
+                (Recompute, Segment::Route(_)) => input,
+                (Forward | RecomputeKept, Segment::Experts(_)) => self.experts,
                 (Backward, Segment::Experts(_)) => -self.experts,
                 (Backward, Segment::Route(_)) => -self.router,
                 (Forward, Segment::Residual(l)) if l == self.last_layer => self.head[0],

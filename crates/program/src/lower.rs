@@ -199,6 +199,7 @@ impl List<'_> {
                     list.forward_of(Segment::Experts(layer));
                     list.travel(Value::Combine(layer));
                     list.forward_of(Segment::Residual(layer));
+                    list.drop_layer(layer);
                 });
             }
         }
@@ -240,9 +241,14 @@ impl List<'_> {
             self.forward_of(Segment::Mlp(layer));
             self.scatter(Value::Partial);
             self.forward_of(Segment::Residual(layer));
-            if recompute == Recompute::Full {
-                self.push(Op::Drop(Segment::Residual(layer)));
-            }
+            self.drop_layer(layer);
+        }
+    }
+
+    /// Lets go of what the layer kept, if it will be computed again.
+    fn drop_layer(&mut self, layer: usize) {
+        if self.recompute(layer) == Recompute::Full {
+            self.push(Op::Drop(Segment::Residual(layer)));
         }
     }
 
@@ -287,15 +293,29 @@ impl List<'_> {
             self.recv(Value::ActivationGrad, self.chunk + 1, with.sizes.activation(with.mode));
         }
         for layer in with.layout.stages[self.chunk].clone().rev() {
+            // The attention that is computed again leaves the rows of the experts, which come before its own backward.
+            let again = self.recompute(layer) == Recompute::Full;
+            if again {
+                self.open(Bucket::Layer(layer));
+                self.if_works(|list| list.layer_again(layer));
+            }
             if with.model.moe.is_some() {
                 self.bucket(Bucket::Experts(layer), |list| {
+                    if again {
+                        list.travel(Value::Dispatch(layer));
+                        list.push(Op::Compute(Pass::RecomputeKept, Segment::Experts(layer)));
+                    }
                     list.travel(Value::DispatchGrad(layer));
                     list.backward_of(Segment::Experts(layer));
                     list.travel(Value::CombineGrad(layer));
                     list.backward_of(Segment::Route(layer));
                 });
             }
-            self.bucket(Bucket::Layer(layer), |list| list.backward_layer(pass, layer));
+            if !again {
+                self.open(Bucket::Layer(layer));
+            }
+            self.if_works(|list| list.backward_layer(pass, layer));
+            self.shut(Bucket::Layer(layer));
             if pass == Pass::Backward {
                 self.complete(Bucket::Layer(layer));
             }
@@ -325,15 +345,21 @@ impl List<'_> {
         self.complete(Bucket::Norms);
     }
 
-    fn backward_layer(&mut self, pass: Pass, layer: usize) {
-        let recompute = self.recompute(layer);
-        if recompute == Recompute::Full {
-            self.attention_again(layer, Pass::Recompute);
-            self.scatter(Value::Partial);
-            self.push(Op::Compute(Pass::Recompute, Segment::MlpNorm(layer)));
+    /// The forward of a layer a second time, for what its backward reads; of experts up to the router, whose choice was kept.
+    fn layer_again(&mut self, layer: usize) {
+        self.attention_again(layer, Pass::Recompute);
+        self.scatter(Value::Partial);
+        self.push(Op::Compute(Pass::Recompute, Segment::MlpNorm(layer)));
+        if self.with.model.moe.is_some() {
+            self.push(Op::Compute(Pass::Recompute, Segment::Route(layer)));
+        } else {
             self.gather(Value::Rows);
             self.push(Op::Compute(Pass::RecomputeKept, Segment::Mlp(layer)));
         }
+    }
+
+    fn backward_layer(&mut self, pass: Pass, layer: usize) {
+        let recompute = self.recompute(layer);
         if self.with.model.moe.is_none() {
             self.gather(Value::GradRows);
             self.push(Op::Compute(pass, Segment::Mlp(layer)));

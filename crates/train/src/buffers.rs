@@ -259,6 +259,16 @@ pub struct Routed {
     pub dy: Vec<f32>,
 }
 
+impl Routed {
+    /// What a second forward starts from, and the rest.
+    fn choice(self) -> (Self, Self) {
+        let Self { scores, chosen, gates, counts, mut work, sent, shared, .. } = self;
+        // Rows that were sent here are sent again.
+        work.x = Vec::new();
+        (Self { scores, chosen, gates, counts, work, sent, ..Self::default() }, Self { shared, ..Self::default() })
+    }
+}
+
 /// The key in [`Saved::counts`] of the counts of all layers together.
 pub const POOLED: usize = usize::MAX;
 
@@ -384,8 +394,14 @@ impl Memory {
     pub fn drop_kept(&mut self, chunk: usize, unit: Unit, layer: usize, all: bool) {
         let Some(kept) = self.saved.get_mut(&(chunk, unit)).and_then(|s| s.layers.get_mut(&layer)) else { return };
         let dropped = if all {
+            // A router's choice is kept with its scores: it is small, and other ranks have counted on it.
+            let routed = kept.routed.take().map(Routed::choice);
             let input = LayerSaved { x_attn: std::mem::take(&mut kept.x_attn), ..LayerSaved::default() };
-            std::mem::replace(kept, input)
+            let mut dropped = std::mem::replace(kept, input);
+            if let Some((choice, rest)) = routed {
+                (kept.routed, dropped.routed) = (Some(choice), Some(rest));
+            }
+            dropped
         } else {
             LayerSaved {
                 n_attn: std::mem::take(&mut kept.n_attn),

@@ -277,6 +277,32 @@ tp = 2
 ep = 4
 "#,
     },
+    Grid {
+        name: "G12",
+        about: "experts in groups of two: dp4 tp2 ep2, 4 experts top-2, shared expert, accumulate = reduced",
+        toml: r#"
+[model]
+preset = "nano"
+experts = 4
+experts_per_token = 2
+expert_ffn = 24
+shared_ffn = 16
+aux_loss = 0.01
+[data]
+source = "synthetic"
+[train]
+steps = 6
+batch = 8
+seq = 64
+lr = 1e-2
+eval_sequences = 5
+[grid]
+dp = 4
+tp = 2
+ep = 2
+accumulate = "reduced"
+"#,
+    },
 ];
 
 /// The run of `grid` under `sets`.

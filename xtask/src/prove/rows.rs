@@ -147,8 +147,18 @@ const STRAIGHT: &[&[&str]] = &[
         "dp=2 tp=2 pp=2 zero=1",
         "tp=2 pp=2 schedule=interleaved",
         "threads=2",
+        "recompute=full threads=1",
+        "dp=2 tp=2 pp=2 recompute=full",
     ],
-    &["dp=4 zero=1", "dp=2 pp=3", "pp=3 schedule=gpipe", "dp=2 ranks_per_host=1", "pp=2 stages=[1,2]"],
+    &[
+        "dp=4 zero=1",
+        "dp=2 pp=3",
+        "pp=3 schedule=gpipe",
+        "dp=2 ranks_per_host=1",
+        "pp=2 stages=[1,2]",
+        "dp=2 recompute=full",
+        "pp=3 recompute=full recompute_layers=[0,2]",
+    ],
     &[
         "cp=2",
         "cp=2 transport=tcp",
@@ -177,7 +187,14 @@ const STRAIGHT: &[&[&str]] = &[
         "cp=4 pp=2 schedule=gpipe",
         "dp=2 cp=2 pp=2 schedule=zb-h1 zero=1",
     ],
-    &["cp=2", "dp=2 cp=2 zero=1 shard=2", "cp=2 tp=2 zero=1", "dp=2 cp=2 pp=2", "tp=2 pp=2 schedule=interleaved"],
+    &[
+        "cp=2",
+        "dp=2 cp=2 zero=1 shard=2",
+        "cp=2 tp=2 zero=1",
+        "dp=2 cp=2 pp=2",
+        "tp=2 pp=2 schedule=interleaved",
+        "cp=2 recompute=full",
+    ],
     &[
         "dp=2",
         "dp=3 pp=2",
@@ -218,6 +235,17 @@ const STRAIGHT: &[&[&str]] = &[
         "pp=2 schedule=zb-h1",
         "pp=2 schedule=zbv",
         "pp=2 schedule=dualpipe-v",
+        "dp=4 recompute=full",
+        "dp=2 cp=2 tp=2 recompute=full",
+        "dp=2 pp=2 schedule=zb-h1 recompute=full",
+        "pp=2 schedule=dualpipe-v recompute=full",
+    ],
+    &[
+        "dp=2 zero=3",
+        "dp=4 zero=2",
+        "dp=4 zero=3 recompute=full",
+        "dp=2 tp=2 zero=3 recompute=full reshard=after_backward",
+        "dp=2 pp=2 zero=3 recompute=full",
     ],
 ];
 

@@ -237,8 +237,15 @@ impl<'a> Stream<'a> {
         }
         for l in layers.clone().rev() {
             if again(l) == Recompute::Full {
-                let rest = [(Pass::Recompute, Segment::MlpNorm(l)), (Pass::RecomputeKept, Segment::Mlp(l))];
-                s.attention_again(l, Pass::Recompute, &rest);
+                let last = match model.moe {
+                    Some(_) => (Pass::Recompute, Segment::Route(l)),
+                    None => (Pass::RecomputeKept, Segment::Mlp(l)),
+                };
+                s.attention_again(l, Pass::Recompute, &[(Pass::Recompute, Segment::MlpNorm(l)), last]);
+                if model.moe.is_some() {
+                    s.travel(Value::Dispatch(l), None);
+                    s.push(Op::Compute(Pass::RecomputeKept, Segment::Experts(l)), 0, None);
+                }
             }
             if model.moe.is_some() {
                 s.travel(Value::DispatchGrad(l), None);
@@ -393,9 +400,11 @@ pub(super) fn reads(model: &Model, layout: &Layout, pass: Pass, segment: Segment
         }
         Segment::Experts(layer) => [Some(Bucket::Experts(layer)), None],
         Segment::Qkv(layer) | Segment::Attn(layer) => {
-            [Some(Bucket::Layer(layer)), model.qk_norm.then_some(Bucket::Norms)]
+            // Backward norms the rows again.
+            let norms = model.qk_norm || pass != Pass::Forward;
+            [Some(Bucket::Layer(layer)), norms.then_some(Bucket::Norms)]
         }
-        Segment::Mlp(layer) => [Some(Bucket::Layer(layer)), None],
+        Segment::Mlp(layer) => [Some(Bucket::Layer(layer)), (pass != Pass::Forward).then_some(Bucket::Norms)],
         Segment::Residual(_) => [None, None],
         Segment::Logits(_) | Segment::Loss(_) => [Some(if one_embedding { Bucket::Embed } else { Bucket::Head }), None],
     }

@@ -89,16 +89,17 @@ fn compute(pass: Pass, segment: Segment) -> Touch {
             (vec![S::AttnNorm(l)], vec![S::Reduced, S::Normed, S::MlpNorm(l)])
         }
         (Forward | Recompute, Segment::Mlp(l)) => (vec![], vec![S::Rows, S::Mlp(l), S::Partials]),
-        (Forward, Segment::Route(l)) => (vec![], vec![S::Normed, S::Mlp(l)]),
+        (Forward | Recompute, Segment::Route(l)) => (vec![], vec![S::Normed, S::Mlp(l)]),
+        (RecomputeKept, Segment::Experts(l)) => (vec![], vec![S::Mlp(l)]),
         (Forward, Segment::Experts(l)) => (vec![], vec![S::Mlp(l), S::Reduced]),
         (Forward, Segment::Residual(l)) => (vec![S::MlpNorm(l)], vec![S::Reduced, S::Stream]),
         (Forward, Segment::HeadNorm) => (vec![], vec![S::Stream, S::Normed, S::Head]),
         (Forward, Segment::Logits(_)) => (vec![], vec![S::Rows, S::Head, S::Logits]),
         (Forward, Segment::Loss(_)) => (vec![], vec![S::Head, S::Logits, S::Partials]),
         (Backward, Segment::HeadNorm) => (vec![], vec![S::Reduced, S::Head, S::Grad, S::Leaves]),
-        (Backward, Segment::Mlp(l)) => (vec![S::Grad], vec![S::GradRows, S::Mlp(l), S::Partials]),
+        (Backward, Segment::Mlp(l)) => (vec![S::Grad, S::MlpNorm(l)], vec![S::GradRows, S::Mlp(l), S::Partials]),
         (BackwardInput, Segment::Mlp(l)) => {
-            (vec![S::Grad], vec![S::GradRows, S::Mlp(l), S::MlpWeights(l), S::Partials])
+            (vec![S::Grad, S::MlpNorm(l)], vec![S::GradRows, S::Mlp(l), S::MlpWeights(l), S::Partials])
         }
         (BackwardWeight, Segment::Mlp(l)) => (vec![], vec![S::MlpWeights(l)]),
         (_, Segment::Experts(l)) => (vec![S::Grad], vec![S::Mlp(l), S::Reduced]),
@@ -106,15 +107,15 @@ fn compute(pass: Pass, segment: Segment) -> Touch {
         (_, Segment::MlpNorm(l)) => (vec![], vec![S::Reduced, S::MlpNorm(l), S::Grad, S::Leaves]),
         // Without context cells nothing is ever written to the two places of keys.
         (Backward, Segment::Attn(l)) => {
-            (vec![S::Grad], vec![S::GradRows, S::Keys, S::KeyGrads, S::Attn(l), S::Partials, S::Leaves])
+            (vec![S::Grad, S::AttnNorm(l)], vec![S::GradRows, S::Keys, S::KeyGrads, S::Attn(l), S::Partials, S::Leaves])
         }
         (BackwardInput, Segment::Attn(l)) => (
-            vec![S::Grad],
+            vec![S::Grad, S::AttnNorm(l)],
             vec![S::GradRows, S::Keys, S::KeyGrads, S::Attn(l), S::AttnWeights(l), S::Partials, S::Leaves],
         ),
-        (Backward, Segment::Qkv(l)) => (vec![], vec![S::KeyGrads, S::Attn(l), S::Partials, S::Leaves]),
+        (Backward, Segment::Qkv(l)) => (vec![S::AttnNorm(l)], vec![S::KeyGrads, S::Attn(l), S::Partials, S::Leaves]),
         (BackwardInput, Segment::Qkv(l)) => {
-            (vec![], vec![S::KeyGrads, S::Attn(l), S::AttnWeights(l), S::Partials, S::Leaves])
+            (vec![S::AttnNorm(l)], vec![S::KeyGrads, S::Attn(l), S::AttnWeights(l), S::Partials, S::Leaves])
         }
         (BackwardWeight, Segment::Attn(l) | Segment::Qkv(l)) => (vec![], vec![S::AttnWeights(l)]),
         (_, Segment::AttnNorm(l)) => (vec![], vec![S::Reduced, S::AttnNorm(l), S::Grad, S::Leaves]),

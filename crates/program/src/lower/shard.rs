@@ -3,7 +3,7 @@
 use std::collections::HashMap;
 
 use spec::schedule::Turn;
-use spec::{Layout, Model, Reshard};
+use spec::{Layout, Model, Recompute, Reshard};
 
 use super::{List, Lowering};
 use crate::buckets::{Bucket, head_parameters, leave_early, rounds};
@@ -24,8 +24,12 @@ fn reads(model: &Model, layout: &Layout, mode: Mode, task: &Task) -> Vec<Bucket>
             embed.into_iter().chain(layers).chain(head.filter(|_| mode == Mode::Eval)).collect()
         }
         Turn::Backward | Turn::BackwardInput if mode == Mode::Train => {
-            let layers: Vec<Bucket> = layers.collect();
-            head.into_iter().chain(layers.into_iter().rev()).collect()
+            let of_layer = |l| match (experts(l), layout.recompute[l]) {
+                (Some(experts), Recompute::Full) => vec![Bucket::Layer(l), experts],
+                (Some(experts), _) => vec![experts, Bucket::Layer(l)],
+                (None, _) => vec![Bucket::Layer(l)],
+            };
+            head.into_iter().chain(layout.stages[chunk].clone().rev().flat_map(of_layer)).collect()
         }
         // Gradients of weights need activations, not weights.
         _ => Vec::new(),
@@ -96,20 +100,33 @@ impl List<'_> {
 
     /// `work`, which reads the parameters of `bucket`, if this rank has the unit. The next bucket is on its way meanwhile.
     pub(super) fn bucket(&mut self, bucket: Bucket, work: impl FnOnce(&mut Self)) {
-        let sharded = self.sharded_parameters();
         let bucket = if bucket == Bucket::Head { head_parameters(self.with.model, self.with.layout) } else { bucket };
-        if sharded {
+        self.open(bucket);
+        self.if_works(work);
+        self.shut(bucket);
+    }
+
+    /// Before the work that reads `bucket`; others may be opened and shut inside.
+    pub(super) fn open(&mut self, bucket: Bucket) {
+        if self.sharded_parameters() {
             debug_assert_eq!(self.reading.order[self.reading.came], bucket);
             self.reading.came += 1;
             if let Some(next) = self.reading.order.get(self.reading.came) {
                 self.gather_parameters(*next);
             }
         }
+    }
+
+    /// After it.
+    pub(super) fn shut(&mut self, bucket: Bucket) {
+        if self.sharded_parameters() {
+            self.release(bucket);
+        }
+    }
+
+    pub(super) fn if_works(&mut self, work: impl FnOnce(&mut Self)) {
         if self.works() {
             work(self);
-        }
-        if sharded {
-            self.release(bucket);
         }
     }
 

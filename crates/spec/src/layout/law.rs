@@ -287,12 +287,6 @@ impl Law<'_> {
     /// What is kept of each layer.
     fn recompute(&self) -> Result<Vec<Recompute>, SpecError> {
         let (r, layers) = (self.request, self.model.layers);
-        if r.recompute == Recompute::Full && self.model.moe.is_some() {
-            return Err(self.broken(
-                "layout.recompute = full runs dense layers again, and the model has experts".into(),
-                "set layout.recompute to selective (attention) or none".into(),
-            ));
-        }
         let Some(chosen) = &r.recompute_layers else { return Ok(vec![r.recompute; layers]) };
         if r.recompute == Recompute::None {
             return Err(self.broken(

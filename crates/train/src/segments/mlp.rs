@@ -7,7 +7,7 @@ use spec::tensors::Role;
 use super::products::{
     column_parallel_input, column_parallel_weight, linear, row_parallel, row_parallel_input, row_parallel_weight,
 };
-use super::{Env, Part, grad_rows, need};
+use super::{Env, Part, grad_rows, need, norm};
 use crate::buffers::{Memory, MlpWeights};
 use crate::error::TrainError;
 use crate::state::ChunkState;
@@ -28,6 +28,9 @@ pub fn forward(
     kept.up = memory.pool.take(rows * width);
     linear(env.ctx, &kept.n_mlp, rows, chunk.param(layer, Role::Gate), hidden, &mut kept.gate);
     linear(env.ctx, &kept.n_mlp, rows, chunk.param(layer, Role::Up), hidden, &mut kept.up);
+    if env.norms_again() {
+        memory.pool.give(std::mem::take(&mut kept.n_mlp));
+    }
     if pass != Pass::RecomputeKept {
         let mut act = memory.pool.take(rows * width);
         kernels::swiglu(env.ctx, &kept.gate, &kept.up, &mut act);
@@ -50,6 +53,9 @@ pub fn backward(
     let (rows, width, ctx) = (env.rows(), env.place.ffn_width(), env.ctx);
     let mut kept = memory.take_layer(chunk.chunk, unit, layer);
     let grad = grad_rows(memory)?;
+    if env.norms_again() {
+        kept.n_mlp = norm::again(env, chunk, memory, &kept.x_mlp, (layer, Role::MlpNorm));
+    }
 
     // The activation is recomputed: the same bits for less memory.
     let mut act = memory.pool.take(rows * width);

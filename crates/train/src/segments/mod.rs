@@ -76,6 +76,11 @@ impl Env<'_> {
         self.lanes.len() * self.place.rows_lane_local()
     }
 
+    /// Normed rows are computed again for the backward: all of them are here, and their norm costs less than their memory.
+    fn norms_again(&self) -> bool {
+        self.place.rows_lane_local() == self.place.rows_lane()
+    }
+
     /// The rows of lane number `lane`.
     fn lane_rows(&self, lane: usize) -> Range<usize> {
         let rows = self.place.rows_lane();
@@ -135,7 +140,9 @@ pub fn run(
         (BackwardWeight, Segment::Mlp(layer)) => mlp::backward_weight(env, chunk, memory, unit, layer),
         (Forward, Segment::Route(layer)) => moe::route(env, chunk, memory, unit, layer),
         (Backward, Segment::Route(layer)) => moe::route_backward(env, chunk, memory, unit, layer),
+        (Recompute, Segment::Route(layer)) => moe::route_again(memory, unit, chunk.chunk, layer),
         (Forward, Segment::Experts(layer)) => moe::forward(env, chunk, memory, unit, layer),
+        (RecomputeKept, Segment::Experts(layer)) => moe::forward_again(env, chunk, memory, unit, layer),
         (Backward, Segment::Experts(layer)) => moe::backward(env, chunk, memory, unit, layer),
         (Forward, Segment::Residual(layer)) => norm::residual(env, memory, unit, chunk.chunk, layer),
         (Forward, Segment::HeadNorm) => norm::head_forward(env, chunk, memory, unit),

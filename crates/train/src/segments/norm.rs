@@ -17,6 +17,13 @@ fn forward(env: &Env, chunk: &ChunkState, memory: &mut Memory, x: &[f32], layer:
     [y, inv]
 }
 
+/// The normed rows that [`Env::norms_again`] says were not kept.
+pub(super) fn again(env: &Env, chunk: &ChunkState, memory: &mut Memory, x: &[f32], at: (usize, Role)) -> Vec<f32> {
+    let [y, inv] = forward(env, chunk, memory, x, at.0, at.1);
+    memory.pool.give(inv);
+    y
+}
+
 /// The weight's gradient, a leaf per lane and hosted slice, then the input's into `grad`.
 #[allow(clippy::too_many_arguments)] // a norm is its operands
 fn backward(

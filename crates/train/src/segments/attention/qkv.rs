@@ -7,7 +7,7 @@ use spec::Unit;
 use spec::tensors::Role;
 
 use super::super::products::{column_parallel_input, column_parallel_weight, linear};
-use super::super::{Env, Part, need, store_norm_leaf};
+use super::super::{Env, Part, need, norm, store_norm_leaf};
 use crate::buffers::{LayerSaved, Memory, QkvWeights};
 use crate::error::TrainError;
 use crate::state::ChunkState;
@@ -22,6 +22,9 @@ pub fn forward(env: &Env, chunk: &ChunkState, memory: &mut Memory, unit: Unit, l
     kept.v = memory.pool.take(rows * place.kv_width());
     for (role, out) in [(Role::Q, &mut kept.q), (Role::K, &mut kept.k), (Role::V, &mut kept.v)] {
         linear(ctx, &kept.n_attn, rows, chunk.param(layer, role), place.hidden, out);
+    }
+    if env.norms_again() {
+        memory.pool.give(std::mem::take(&mut kept.n_attn));
     }
     if env.model.qk_norm {
         norm_heads(env, chunk, memory, layer, &mut kept);
@@ -67,6 +70,9 @@ pub fn backward(
     kernels::rope_backward(ctx, env.rope, positions, place.kv_width() / place.head_dim, &mut dk);
     if env.model.qk_norm {
         [dq, dk] = norm_heads_backward(env, chunk, memory, layer, &mut kept, [dq, dk])?;
+    }
+    if env.norms_again() {
+        kept.n_attn = norm::again(env, chunk, memory, &kept.x_attn, (layer, Role::AttnNorm));
     }
     let uses = [(Role::Q, &dq[..]), (Role::K, &dk), (Role::V, &dv)];
     if part == Part::Whole {

@@ -8,7 +8,7 @@ use spec::{Moe, Unit};
 
 use super::dispatch::Work;
 use super::{moe, rows_of, shared};
-use crate::buffers::Memory;
+use crate::buffers::{LayerSaved, Memory};
 use crate::error::TrainError;
 use crate::segments::{Env, add_weight_grad, linear, need};
 use crate::state::ChunkState;
@@ -39,25 +39,13 @@ pub fn forward(env: &Env, chunk: &ChunkState, memory: &mut Memory, unit: Unit, l
     let mut routed = need(&mut kept.routed, "the router's choice")?;
     let (work, away) = (&routed.work, env.group.ranks > 1);
     let slots = work.groups.rows.len();
-    let mut x = memory.pool.take(slots * hidden);
-    let rows = if away { &work.x } else { &kept.n_mlp };
-    kernels::gather_rows(ctx, rows, hidden, &work.groups.rows, &mut x);
-    kept.gate = memory.pool.take(slots * moe.ffn);
-    kept.up = memory.pool.take(slots * moe.ffn);
-    let inner = |slots: &Range<usize>| slots.start * moe.ffn..slots.end * moe.ffn;
-    let used = used(moe, work);
-    for (e, slots) in &used {
-        let [gate, up, _] = roles(*e);
-        let x = rows_of(&x, hidden, slots.clone());
-        linear(ctx, x, slots.len(), chunk.param(layer, gate), hidden, &mut kept.gate[inner(slots)]);
-        linear(ctx, x, slots.len(), chunk.param(layer, up), hidden, &mut kept.up[inner(slots)]);
-    }
+    let x = gate_and_up(env, chunk, memory, layer, &mut kept, work)?;
     let mut act = memory.pool.take(slots * moe.ffn);
     kernels::swiglu(ctx, &kept.gate, &kept.up, &mut act);
     let mut y = x;
-    for (e, slots) in &used {
-        let out = &mut y[slots.start * hidden..slots.end * hidden];
-        linear(ctx, &act[inner(slots)], slots.len(), chunk.param(layer, roles(*e)[2]), moe.ffn, out);
+    for (e, slots) in &used(moe, work) {
+        let (inner, out) = (slots.start * moe.ffn..slots.end * moe.ffn, slots.start * hidden..slots.end * hidden);
+        linear(ctx, &act[inner], slots.len(), chunk.param(layer, roles(*e)[2]), moe.ffn, &mut y[out]);
     }
     let mut out = memory.pool.take(work.rows() * hidden);
     kernels::combine(ctx, &y, hidden, &work.terms(env.group, &work.gates), &mut out);
@@ -71,6 +59,52 @@ pub fn forward(env: &Env, chunk: &ChunkState, memory: &mut Memory, unit: Unit, l
     kept.routed = Some(routed);
     memory.put_layer(chunk.chunk, unit, layer, kept);
     Ok(())
+}
+
+/// [`forward`] a second time, only for what the backward reads.
+pub fn forward_again(
+    env: &Env,
+    chunk: &ChunkState,
+    memory: &mut Memory,
+    unit: Unit,
+    layer: usize,
+) -> Result<(), TrainError> {
+    let width = moe(env)?.shared_ffn;
+    let mut kept = memory.take_layer(chunk.chunk, unit, layer);
+    let mut routed = need(&mut kept.routed, "the router's choice")?;
+    let x = gate_and_up(env, chunk, memory, layer, &mut kept, &routed.work)?;
+    spend(env, memory, [x]);
+    if width > 0 {
+        routed.shared = shared::kept(env, chunk, memory, layer, &kept.n_mlp, width);
+    }
+    kept.routed = Some(routed);
+    memory.put_layer(chunk.chunk, unit, layer, kept);
+    Ok(())
+}
+
+/// Gate and up of every slot into `kept`; the rows of the slots.
+fn gate_and_up(
+    env: &Env,
+    chunk: &ChunkState,
+    memory: &mut Memory,
+    layer: usize,
+    kept: &mut LayerSaved,
+    work: &Work,
+) -> Result<Vec<f32>, TrainError> {
+    let (moe, ctx, hidden) = (moe(env)?, env.ctx, env.place.hidden);
+    let slots = work.groups.rows.len();
+    let mut x = memory.pool.take(slots * hidden);
+    let rows = if env.group.ranks > 1 { &work.x } else { &kept.n_mlp };
+    kernels::gather_rows(ctx, rows, hidden, &work.groups.rows, &mut x);
+    kept.gate = memory.pool.take(slots * moe.ffn);
+    kept.up = memory.pool.take(slots * moe.ffn);
+    for (e, slots) in &used(moe, work) {
+        let ([gate, up, _], inner) = (roles(*e), slots.start * moe.ffn..slots.end * moe.ffn);
+        let x = rows_of(&x, hidden, slots.clone());
+        linear(ctx, x, slots.len(), chunk.param(layer, gate), hidden, &mut kept.gate[inner.clone()]);
+        linear(ctx, x, slots.len(), chunk.param(layer, up), hidden, &mut kept.up[inner]);
+    }
+    Ok(x)
 }
 
 /// Adds the shared expert, if there is one, to the sum of the others; what it keeps.

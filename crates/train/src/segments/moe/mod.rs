@@ -18,7 +18,7 @@ use spec::tensors::Role;
 use spec::{Leaf, Moe, Unit};
 
 pub use balance::move_biases;
-pub use experts::{add_shared, add_shared_backward, backward, forward};
+pub use experts::{add_shared, add_shared_backward, backward, forward, forward_again};
 
 use super::{Env, linear, need, store_norm_leaf};
 use crate::buffers::{Memory, Routed};
@@ -63,6 +63,13 @@ pub fn route(env: &Env, chunk: &ChunkState, memory: &mut Memory, unit: Unit, lay
         if env.group.ranks == 1 { dispatch::at_home(env, moe, &chosen, &gates) } else { dispatch::Work::default() };
     kept.routed = Some(Routed { scores, chosen, gates, counts, work, ..Routed::default() });
     memory.put_layer(chunk.chunk, unit, layer, kept);
+    Ok(())
+}
+
+/// The rows of a layer that is computed again; the choice was kept, and the work that follows from it where the rows do not travel.
+pub fn route_again(memory: &mut Memory, unit: Unit, chunk: usize, layer: usize) -> Result<(), TrainError> {
+    let normed = need(&mut memory.regs.normed, "normed")?;
+    memory.layer(chunk, unit, layer).n_mlp = normed;
     Ok(())
 }
 

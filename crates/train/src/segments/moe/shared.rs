@@ -22,14 +22,31 @@ pub(super) fn forward(
     out: &mut [f32],
 ) -> Vec<Vec<f32>> {
     let (rows, hidden) = (env.rows_local(), env.place.hidden);
-    let [mut gate, mut up, mut act] = std::array::from_fn(|_| memory.pool.take(rows * width));
-    linear(env.ctx, n, rows, chunk.param(layer, ROLES[0]), hidden, &mut gate);
-    linear(env.ctx, n, rows, chunk.param(layer, ROLES[1]), hidden, &mut up);
-    kernels::swiglu(env.ctx, &gate, &up, &mut act);
+    let kept = self::kept(env, chunk, memory, layer, n, width);
+    let mut act = memory.pool.take(rows * width);
+    kernels::swiglu(env.ctx, &kept[0], &kept[1], &mut act);
     let down = Mat::new(chunk.param(layer, ROLES[2]), hidden, width);
     kernels::product(env.ctx, Mat::new(&act, rows, width), down.t(), MatMut::new(out, rows, hidden), Acc::Add);
     memory.pool.give(act);
-    vec![gate, up]
+    kept
+}
+
+/// Gate and up of the rows `n`: all that the backward reads.
+pub(super) fn kept(
+    env: &Env,
+    chunk: &ChunkState,
+    memory: &mut Memory,
+    layer: usize,
+    n: &[f32],
+    width: usize,
+) -> Vec<Vec<f32>> {
+    let (rows, hidden) = (env.rows_local(), env.place.hidden);
+    let project = |role| {
+        let mut out = memory.pool.take(rows * width);
+        linear(env.ctx, n, rows, chunk.param(layer, role), hidden, &mut out);
+        out
+    };
+    ROLES[..2].iter().copied().map(project).collect()
 }
 
 /// Its weight gradients, a leaf per lane and hosted slice, and its share of the rows' gradient.
