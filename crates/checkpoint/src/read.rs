@@ -231,7 +231,8 @@ impl Checkpoint {
         if meta.numerics_version != numerics_version {
             return Err(CheckpointError::OtherNumerics { path, theirs: meta.numerics_version, ours: numerics_version });
         }
-        let (mut theirs, mut ours) = (meta.definition.lines(), definition.lines());
+        let definitions = [&meta.definition, definition].map(spec::settled);
+        let [mut theirs, mut ours] = definitions.each_ref().map(|text| text.lines());
         for line in 1.. {
             let pair = (theirs.next(), ours.next());
             if pair.0 != pair.1 {

@@ -30,4 +30,5 @@ pub use layout::{Coords, Layout, Pin, Reshard, Transport};
 pub use model::Model;
 pub use moe::Moe;
 pub use run::Run;
+pub use runfile::settled;
 pub use schedule::{Recompute, Schedule};

@@ -193,7 +193,7 @@ impl Values {
 
     /// The run's definition: what may change its digest, in one order, without origins.
     pub fn definition(&self) -> String {
-        self.write(|k| k.defines, false)
+        settled(&self.write(|k| k.defines, false))
     }
 
     fn write(&self, which: impl Fn(&Key) -> bool, origins: bool) -> String {
@@ -212,6 +212,26 @@ impl Values {
         }
         out
     }
+}
+
+/// Keys that mean the same unset and written out with this value.
+const AS_UNSET: [(&str, &str, &str); 3] =
+    [("[grid]", "cp", "1"), ("[grid]", "accumulate", "\"local\""), ("[data]", "packing", "\"stream\"")];
+
+/// A definition without the lines that say what an unset key means: two runs that differ in these alone are one.
+pub fn settled(definition: &str) -> String {
+    let (mut out, mut section) = (String::new(), "");
+    for line in definition.lines() {
+        if line.starts_with('[') {
+            section = line;
+        }
+        let says_nothing = |(of, key, value): &(&str, &str, &str)| *of == section && line == format!("{key} = {value}");
+        if !AS_UNSET.iter().any(says_nothing) {
+            out += line;
+            out.push('\n');
+        }
+    }
+    out
 }
 
 fn typed(known: &Key, value: Value) -> Result<Value, String> {

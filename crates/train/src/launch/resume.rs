@@ -81,7 +81,7 @@ impl RunFolder {
 
     /// That the checkpoint is of the run in all that defines it.
     fn same_run(&self, run: &Run, ours: &str, found: &Checkpoint) -> Result<(), TrainError> {
-        let differences = differences(&found.meta().definition, ours);
+        let differences = differences(&spec::settled(&found.meta().definition), ours);
         if !differences.is_empty() {
             return Err(TrainError::BadInput(format!(
                 "{} belongs to another run: {}; use its run file ({} holds every value), or another --run-dir",
@@ -152,5 +152,19 @@ mod tests {
         assert_eq!(differences(theirs, ours)[..2], want);
         assert_eq!(differences(theirs, ours)[2], "no model.vocab there, model.vocab = 300 here");
         assert!(differences(ours, ours).is_empty());
+    }
+
+    #[test]
+    fn what_unset_means_may_be_written_out() {
+        let run = |more: &str| {
+            let toml = "[model]\npreset = \"nano\"\n[train]\nsteps = 1\nbatch = 2\nseq = 8\n[data]\nsource = \"synthetic\"\n";
+            Run::parse(&format!("{toml}{more}"), "t", &[], 1).unwrap().definition()
+        };
+        let plain = run("");
+        assert_eq!(run("packing = \"stream\"\n[grid]\ncp = 1\naccumulate = \"local\"\n"), plain);
+        assert_ne!(run("[grid]\naccumulate = \"reduced\"\n"), plain);
+        // Of an older checkpoint.
+        let older = plain.replace("[grid]\n", "[grid]\ncp = 1\n");
+        assert!(older != plain && differences(&spec::settled(&older), &plain).is_empty());
     }
 }
