@@ -95,6 +95,10 @@ impl Order<'_> {
         if cell != due {
             self.out_of_order(at, format!("cells are closed in ascending order, and {due} is not closed"));
         }
+        // Where each microbatch is a leaf of its own, the close names it.
+        if self.step.sums.count > 1 && instr.unit.is_none_or(|unit| unit.mb != mb) {
+            self.out_of_order(at, format!("the leaf of mb {mb} is due"));
+        }
         if self.step.sums.early && sums < mb {
             self.out_of_order(at, format!("the sum over cells of mb {sums} has not been taken"));
         }
