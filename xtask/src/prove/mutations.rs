@@ -343,8 +343,7 @@ fn may_swap(layout: &Layout, a: &Instr, b: &Instr) -> bool {
         return false;
     }
     // Parameters are here from their gather to their release, whichever unit brought them.
-    let comes_or_goes =
-        |i: &Instr| matches!(i.op, Op::Release(_) | Op::Collective { value: Value::Params(_), .. });
+    let comes_or_goes = |i: &Instr| matches!(i.op, Op::Release(_) | Op::Collective { value: Value::Params(_), .. });
     if a.chunk == b.chunk && (comes_or_goes(a) || comes_or_goes(b)) {
         return false;
     }

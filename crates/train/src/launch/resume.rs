@@ -157,7 +157,8 @@ mod tests {
     #[test]
     fn what_unset_means_may_be_written_out() {
         let run = |more: &str| {
-            let toml = "[model]\npreset = \"nano\"\n[train]\nsteps = 1\nbatch = 2\nseq = 8\n[data]\nsource = \"synthetic\"\n";
+            let toml =
+                "[model]\npreset = \"nano\"\n[train]\nsteps = 1\nbatch = 2\nseq = 8\n[data]\nsource = \"synthetic\"\n";
             Run::parse(&format!("{toml}{more}"), "t", &[], 1).unwrap().definition()
         };
         let plain = run("");
