@@ -21,6 +21,8 @@ pub struct Fault {
 pub enum FaultKind {
     /// SIGKILL.
     Kill,
+    /// SIGKILL at a given moment of the transaction; tests of the failure path.
+    KillAt(Moment),
     /// SIGSTOP: all its threads stand still.
     Stop,
     /// A gradient becomes not a number.
@@ -53,6 +55,7 @@ impl fmt::Display for FaultKind {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Kill => write!(f, "kill"),
+            Self::KillAt(moment) => write!(f, "kill at {moment:?}"),
             Self::Stop => write!(f, "stop"),
             Self::Nan => write!(f, "nan"),
             Self::FlipMoment => write!(f, "flip moment"),
@@ -72,4 +75,18 @@ impl fmt::Display for Fault {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{} of rank {} in step {}", self.kind, self.rank, self.step)
     }
+}
+
+/// A moment of a step's transaction.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Moment {
+    /// Before its ballot leaves.
+    Vote,
+    /// Its ballot has reached all peers but one, and it has theirs.
+    HalfBallot,
+    /// After the vote, before its update.
+    Apply,
+    /// After its update, while parameters are gathered.
+    Gather,
 }

@@ -10,6 +10,7 @@
 
 mod attention;
 mod bandwidth;
+mod bits;
 mod ctx;
 mod elementwise;
 mod embed;
@@ -31,6 +32,7 @@ mod xent;
 
 pub use attention::{AttnShape, Queries, attention, attention_backward};
 pub use bandwidth::measure_bandwidth;
+pub use bits::bytes;
 pub use ctx::Ctx;
 pub use elementwise::{add_assign, chunk_squares, sum_squares, swiglu, swiglu_backward};
 pub use embed::{embed, embed_backward};

@@ -30,6 +30,8 @@ pub struct Guard {
     pub evict_after: usize,
     /// How long the place of a process that died stays empty; 0: a new one is started at once.
     pub respawn_after_ms: u64,
+    /// Each rank hashes what it wrote, and looks again before the next step is committed.
+    pub hash_state: bool,
 }
 
 impl Guard {
@@ -53,6 +55,7 @@ pub(crate) fn guard(values: &Values) -> Result<Guard, SpecError> {
         spares: values.need("guard.spares")?,
         evict_after: values.need("guard.evict_after")?,
         respawn_after_ms: ms("guard.respawn_after_ms")?,
+        hash_state: values.bool("guard.hash_state").expect("has a default"),
     };
     law(&guard)?;
     Ok(guard)

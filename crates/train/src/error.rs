@@ -52,6 +52,12 @@ pub enum TrainError {
         /// Its gradient norm.
         norm: f64,
     },
+    /// State in memory that is not what was written; nothing was applied.
+    #[error("state of ranks {ranks:?} is not what they wrote: memory changed between two steps; nothing was applied")]
+    Corrupt {
+        /// The ranks.
+        ranks: Vec<u32>,
+    },
     /// State of an earlier world that nobody holds any more.
     #[error("{0}")]
     Lost(String),
@@ -105,6 +111,7 @@ impl TrainError {
         let error = match self {
             Self::Fabric(error) => error,
             Self::Digest(error) => return Some(Cause::Disagree { reason: error.to_string() }),
+            Self::Corrupt { ranks } => return Some(Cause::Corrupt { ranks: ranks.clone() }),
             Self::Lost(reason) => return Some(Cause::Lost { reason: reason.clone() }),
             _ => return None,
         };

@@ -7,6 +7,8 @@ pub mod corpus;
 mod error;
 pub mod eval;
 pub mod exec;
+pub mod fault;
+pub mod guard;
 pub mod init;
 pub mod launch;
 pub mod load;

@@ -14,7 +14,7 @@ use crate::mutant::Mutant;
 use crate::state::{BucketState, ChunkState};
 
 /// The three kinds of state of a bucket, each with the range of the chunk's elements that it holds.
-fn kinds(state: &ChunkState, bucket: usize) -> [(Kind, &[f32], std::ops::Range<usize>); 3] {
+pub(crate) fn kinds(state: &ChunkState, bucket: usize) -> [(Kind, &[f32], std::ops::Range<usize>); 3] {
     let BucketState { plan, owned, moment1, moment2, .. } = &state.buckets[bucket];
     let owned = if plan.parameters { owned.clone() } else { 0..0 };
     let (params, kept) = state.kept(bucket);
@@ -80,13 +80,16 @@ pub struct Saved {
 /// The fabric's.
 ///
 /// `best` is the step of the best validation: its checkpoint is kept, and marked once it is there.
-pub fn save(executor: &Executor, root: &Path, step: u64, best: &Best) -> Result<Result<Saved, String>, TrainError> {
+pub fn save(executor: &mut Executor, root: &Path, step: u64, best: &Best) -> Result<Result<Saved, String>, TrainError> {
     let cursor = step * executor.run.grid.batch() as u64;
+    let disk_full = std::mem::take(&mut executor.faults.disk_full);
+    let executor = &*executor;
     let digest = digest(executor, cursor)?;
     let (endpoint, world) = (&executor.comm.endpoint, &executor.comm.world);
     let first = executor.place.rank == 0;
     let tp = executor.place.grid_tp;
     let part = match checkpoint::write_pieces(root, step, &executor.tensors, tp, &own_pieces(executor)) {
+        Ok(_) if disk_full => Part::Failed("no space left on device (injected)".into()),
         Ok(files) => Part::Written(files),
         Err(e) => Part::Failed(e.to_string()),
     };

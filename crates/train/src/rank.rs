@@ -8,6 +8,7 @@ use std::time::{Duration, Instant};
 
 use checkpoint::Checkpoint;
 use checkpoint::hf::HfFolder;
+use control::fault::Fault;
 use data::{Dataset, Split};
 use events::{Event, RankReport, Step};
 use fabric::Endpoint;
@@ -21,6 +22,7 @@ use crate::buffers::{LossSum, Tokens};
 use crate::corpus::Corpus;
 use crate::error::TrainError;
 use crate::exec::{Executor, Outcome, Recorder, Verdict};
+use crate::fault::Faults;
 use crate::launch::{Profiling, write_record};
 use crate::load::expert_load;
 use crate::mutant::{self, Mutant};
@@ -60,6 +62,8 @@ pub struct Job {
     pub profiling: Option<Profiling>,
     /// Validations before the resume.
     pub best: Best,
+    /// Faults to come, of this rank.
+    pub faults: Vec<Fault>,
     /// A deliberate fault, that a proof must catch.
     pub mutant: Option<Mutant>,
 }
@@ -128,6 +132,8 @@ pub struct Remains {
     pub prepared: bool,
     /// The last vote that this rank saw.
     pub decided: Option<Verdict>,
+    /// State that is not what was written, in words.
+    pub corrupt: Vec<String>,
     /// Validations up to the last step, without those that follow it.
     pub best: Best,
 }
@@ -164,6 +170,8 @@ pub fn run(job: &Job, endpoint: Endpoint, start: Start, sink: &dyn Fn(Said)) -> 
     executor.mutant = job.mutant;
     executor.definition = job.data.definition(&job.run);
     executor.pulse = job.pulse.clone();
+    executor.guarded = job.run.guard.hash_state;
+    executor.faults = Faults::new(job.faults.clone(), sink);
     let loaded = load(job, &mut executor, start)?;
     job.pulse.step.store(loaded.step, Ordering::Relaxed);
     sink(Said::Loaded { step: loaded.step, bytes: loaded.bytes, seconds: began.elapsed().as_secs_f64() });
@@ -283,7 +291,9 @@ impl RankRun<'_> {
         let decided = executor.verdict.take();
         let voted = decided.as_ref().filter(|verdict| verdict.decision.finite).map_or(0, |verdict| verdict.step);
         let step = self.step.max(voted);
+        let corrupt = executor.guard.check(executor.ctx, &executor.chunks);
         Remains {
+            corrupt,
             rank: executor.place.rank,
             chunks: std::mem::take(&mut executor.chunks),
             prepared: executor.prepared == Some(step + 1),
@@ -367,13 +377,24 @@ impl RankRun<'_> {
         if let Some(recorder) = self.executor.recorder.as_mut().filter(|_| profiled) {
             recorder.begin(step, began, waited_ns);
         }
-        let outcome = self.executor.run(&self.train, Mode::Train, step, &load)?;
+        let mut run_once = || match self.executor.run(&self.train, Mode::Train, step, &load)? {
+            Outcome::Step(decision) => Ok(decision),
+            Outcome::Eval(_) => Err(TrainError::Internal("a training program gave no decision".into())),
+        };
+        let mut decision = run_once()?;
+        if !decision.finite {
+            // Nothing was applied. A fault of a machine does not come twice with the same bits.
+            let (loss, norm) = (decision.loss, decision.grad_norm);
+            decision = run_once()?;
+            let bits = |loss: f64, norm: f64| (loss.to_bits(), norm.to_bits());
+            let same = bits(loss, norm) == bits(decision.loss, decision.grad_norm);
+            let came = if same { "the same came of it" } else { "it came out otherwise" };
+            let reason = format!("loss {loss}, gradient norm {norm}; {came}");
+            self.say(Event::Replayed { step, reason });
+        }
         if let Some(recorder) = &mut self.executor.recorder {
             recorder.end(Instant::now());
         }
-        let Outcome::Step(decision) = outcome else {
-            return Err(TrainError::Internal("a training program gave no decision".into()));
-        };
         if !decision.finite {
             return Err(TrainError::Diverged { step, loss: decision.loss, norm: decision.grad_norm });
         }
@@ -490,7 +511,7 @@ impl RankRun<'_> {
             return Ok(true);
         }
         let began = Instant::now();
-        let result = persist::save(&self.executor, &self.job.checkpoints, step, &self.best)?;
+        let result = persist::save(&mut self.executor, &self.job.checkpoints, step, &self.best)?;
         self.spent("checkpoint", began);
         self.failed_checkpoint = result.as_ref().err().cloned();
         match result {
@@ -542,6 +563,7 @@ impl RankRun<'_> {
         let mut time = self.time.clone();
         time.push(("compute".into(), counts.compute.as_secs_f64()));
         time.push(("exchange".into(), counts.exchange.as_secs_f64()));
+        time.push(("guard".into(), counts.guard.as_secs_f64()));
         let bytes = |of: fn(&ChunkState) -> usize| 4 * self.executor.chunks.values().map(of).sum::<usize>() as u64;
         (self.sink)(Said::Event(Event::RankFinished(RankReport {
             rank: self.executor.place.rank,

@@ -17,6 +17,8 @@ use crate::error::TrainError;
 pub struct Ballot {
     /// The rank was asked to stop after this step.
     pub stop: bool,
+    /// Its state is not what it wrote after the last step.
+    pub corrupt: bool,
     /// Loss sums of the leaves whose loss this rank speaks for.
     pub losses: Vec<(Leaf, LossSum)>,
     /// Sums of squares: (tensor, slice, first state chunk, one sum per state chunk).
@@ -34,7 +36,7 @@ impl Ballot {
     pub fn encode(&self) -> Vec<u8> {
         let mut out = Vec::new();
         let mut put = |n: u64| out.extend(n.to_le_bytes());
-        put(u64::from(self.stop));
+        put(u64::from(self.stop) | u64::from(self.corrupt) << 1);
         put(self.losses.len() as u64);
         for (leaf, sum) in &self.losses {
             [leaf.cell as u64, leaf.mb as u64, sum.nats.to_bits(), sum.tokens, sum.bytes]
@@ -71,7 +73,8 @@ impl Ballot {
         let short = || TrainError::Internal(format!("a ballot of {} bytes breaks off", bytes.len()));
         let mut words = bytes.chunks_exact(8).map(|w| u64::from_le_bytes(w.try_into().expect("eight bytes")));
         let mut next = || words.next().ok_or_else(short);
-        let mut ballot = Self { stop: next()? != 0, ..Self::default() };
+        let flags = next()?;
+        let mut ballot = Self { stop: flags & 1 != 0, corrupt: flags & 2 != 0, ..Self::default() };
         for _ in 0..next()? {
             let leaf = Leaf { cell: next()? as usize, mb: next()? as usize };
             let sum = LossSum { nats: f64::from_bits(next()?), tokens: next()?, bytes: next()? };
@@ -107,6 +110,8 @@ pub struct Tally {
     pub squares: f64,
     /// Somebody was asked to stop.
     pub stop: bool,
+    /// The ranks whose state is not what they wrote.
+    pub corrupt: Vec<u32>,
     /// Auxiliary loss of every unit, weighted by its tokens with a target and summed; without its coefficient.
     pub aux: f64,
     /// Rows of each expert, by layer; empty without experts.
@@ -139,7 +144,9 @@ pub fn tally(ballots: &[Ballot], grid: &Grid, tensors: &[Tensor]) -> Result<Tall
     }
     let loss = LossSum { nats: sum_f64(&cells), tokens: tokens_bytes.0, bytes: tokens_bytes.1 };
     let stop = ballots.iter().any(|b| b.stop);
-    Ok(Tally { loss, squares: squares(ballots, grid, tensors)?, stop, aux: 0.0, loads: Vec::new(), copies: 0 })
+    let corrupt = (0..).zip(ballots).filter(|(_, ballot)| ballot.corrupt).map(|(rank, _)| rank).collect();
+    let squares = squares(ballots, grid, tensors)?;
+    Ok(Tally { loss, squares, stop, corrupt, aux: 0.0, loads: Vec::new(), copies: 0 })
 }
 
 /// [`tally`] of a training step, with what the routers report.
@@ -263,6 +270,7 @@ mod tests {
         let sum = LossSum { nats: 1.5, tokens: 3, bytes: 2 };
         Ballot {
             stop: true,
+            corrupt: true,
             losses: vec![(Leaf { cell: 0, mb: 0 }, sum), (Leaf { cell: 1, mb: 0 }, sum)],
             squares: vec![(0, 0, 0, vec![4.0])],
             ..Ballot::default()
@@ -305,6 +313,7 @@ mod tests {
     #[test]
     fn every_leaf_and_chunk_is_counted_once() {
         let good = tally(&[ballot()], &grid(), &one_tensor()).unwrap();
+        assert_eq!(good.corrupt, [0]);
         assert_eq!((good.loss.nats, good.loss.tokens, good.squares, good.stop), (3.0, 6, 4.0, true));
         let twice = tally(&[ballot(), ballot()], &grid(), &one_tensor()).unwrap_err();
         assert!(twice.to_string().contains("twice"), "{twice}");

@@ -124,6 +124,24 @@ impl Process {
         self.said.iter().rev().find_map(digest)
     }
 
+    /// Waits until it says that a fault strikes.
+    #[track_caller]
+    pub fn fired(&mut self) -> String {
+        self.wait_for(|said| match said {
+            FromRank::Event(Event::FaultFired { fault, .. }) => Some(fault.clone()),
+            _ => None,
+        })
+    }
+
+    /// Why steps were computed again.
+    pub fn replayed(&self) -> Vec<String> {
+        let why = |said: &FromRank| match said {
+            FromRank::Event(Event::Replayed { reason, .. }) => Some(reason.clone()),
+            _ => None,
+        };
+        self.said.iter().filter_map(why).collect()
+    }
+
     #[track_caller]
     pub fn exit_code(&mut self) -> Option<i32> {
         self.child.wait().unwrap().code()
@@ -186,11 +204,12 @@ pub fn form(ranks: &mut [&mut Process], generation: u64, sets: &[&str], origin: 
 
 /// What the survivors agree on; `held`: by rank of the old world, with the rank that the process has in the new one.
 pub fn peers(before: &World, held: &[Option<(Held, u32)>]) -> Origin {
-    let all = || held.iter().flatten().map(|(held, _)| held);
+    let all = || held.iter().flatten().map(|(held, _)| held).filter(|held| held.corrupt.is_empty());
     let decided = || all().filter_map(|h| h.decided.clone());
     let step = all().filter_map(|h| h.step).chain(decided().map(|d: Decided| d.step)).max().unwrap();
     let forward = decided().find(|d| d.step == step);
     let comes = |h: &Held| h.step == Some(step) || (h.step == Some(step - 1) && h.prepared && forward.is_some());
-    let holder = |h: &Option<(Held, u32)>| h.as_ref().filter(|(h, _)| comes(h)).map(|(_, now)| *now);
+    let holder =
+        |h: &Option<(Held, u32)>| h.as_ref().filter(|(h, _)| h.corrupt.is_empty() && comes(h)).map(|(_, now)| *now);
     Origin::Peers { before: before.toml.clone(), holders: held.iter().map(holder).collect(), step, forward }
 }

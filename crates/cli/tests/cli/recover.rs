@@ -1,6 +1,7 @@
 //! A rank dies in a step; the others go on from what they hold, under this layout or another, and nothing differs in the end.
 
-use control::wire::{Cause, Origin, ToRank};
+use control::fault::{Fault, FaultKind, Moment};
+use control::wire::{Cause, Held, Origin, ToRank};
 
 use crate::agent::{Process, World, form, peers};
 use crate::common::Lab;
@@ -108,4 +109,97 @@ fn what_nobody_holds_is_told_and_nothing_given_up() {
         assert!(matches!(&cause, Cause::Lost { reason } if reason.contains("nobody holds")), "{cause:?}");
         assert_eq!(now, has.unwrap_or_default());
     }
+}
+
+/// Runs `count` ranks of which `fault` strikes one; what the others, and the struck one if it lives, hold and say why. Then
+/// all go on as they were, a new process in the place of a dead one, to the undisturbed end.
+fn struck(sets: &[&str], count: usize, rank: u32, kind: FaultKind) -> Vec<Option<(Held, Cause)>> {
+    let lab = Lab::new();
+    let fault = Fault { rank, step: 6, kind };
+    let mut all: Vec<_> = (0..count).map(|_| Process::start(&lab)).collect();
+    let with = [&[STEPS], sets].concat();
+    let first = form(&mut all.iter_mut().collect::<Vec<_>>(), 1, &with, &Origin::Fresh, &[fault]);
+    all[rank as usize].fired();
+    let dies = matches!(kind, FaultKind::Kill | FaultKind::KillAt(_) | FaultKind::Stop);
+    let mut ends = Vec::new();
+    for (at, process) in all.iter_mut().enumerate() {
+        ends.push((!dies || at != rank as usize).then(|| process.interrupted()));
+    }
+    if dies {
+        all[rank as usize] = Process::start(&lab);
+    }
+    let held: Vec<_> = (0..).zip(&ends).map(|(rank, end)| end.as_ref().map(|(held, _)| (held.clone(), rank))).collect();
+    let _world = form(&mut all.iter_mut().collect::<Vec<_>>(), 2, &with, &peers(&first, &held), &[]);
+    let digests: Vec<_> = all.iter_mut().map(Process::done).collect();
+    assert_eq!(digests[0].as_deref(), Some(&undisturbed(sets)[..]), "{kind:?} {sets:?}");
+    ends
+}
+
+#[test]
+fn a_step_is_applied_by_all_or_by_none() {
+    let three = ["layout.dp=3"];
+    let steps =
+        |ends: &[Option<(Held, Cause)>]| ends.iter().flatten().map(|(h, _)| h.step.unwrap()).collect::<Vec<_>>();
+    // Nobody has the ballot of the dead: the step is not committed.
+    let ends = struck(&three, 3, 1, FaultKind::KillAt(Moment::Vote));
+    assert_eq!(steps(&ends), [5, 5]);
+    assert!(ends.iter().flatten().all(|(held, _)| held.prepared), "{ends:?}");
+    // One of two has it: it has applied the step, and the other rolls forward.
+    let ends = struck(&three, 3, 1, FaultKind::KillAt(Moment::HalfBallot));
+    let mut at = steps(&ends);
+    at.sort_unstable();
+    assert_eq!(at, [5, 6]);
+    let behind = ends.iter().flatten().find(|(held, _)| held.step == Some(5)).unwrap();
+    assert!(behind.0.prepared, "{behind:?}");
+    // All have it.
+    assert_eq!(steps(&struck(&three, 3, 2, FaultKind::KillAt(Moment::Apply))), [6, 6]);
+    let sharded = ["layout.dp=4", "layout.zero=1", "layout.shard=2"];
+    assert_eq!(steps(&struck(&sharded, 4, 3, FaultKind::KillAt(Moment::Gather))), [6, 6, 6]);
+}
+
+#[test]
+fn a_rank_that_dies_or_stands_still_anywhere_is_replaced() {
+    struck(&["layout.dp=2"], 2, 1, FaultKind::Kill);
+    let ends = struck(&["layout.dp=2", "layout.exchange_timeout_ms=1500"], 2, 0, FaultKind::Stop);
+    assert!(matches!(ends[1], Some((_, Cause::Deadline { rank: 0, .. }))), "{ends:?}");
+}
+
+#[test]
+fn a_changed_bit_is_found_before_it_counts() {
+    for (kind, what) in [(FaultKind::FlipMoment, "moment"), (FaultKind::FlipWeight, "param")] {
+        let ends = struck(&["layout.dp=2"], 2, 1, kind);
+        for (held, cause) in ends.iter().flatten() {
+            assert_eq!(*cause, Cause::Corrupt { ranks: vec![1] });
+            assert_eq!(held.step, Some(5));
+        }
+        let corrupt = |rank: usize| ends[rank].as_ref().unwrap().0.corrupt.clone();
+        assert_eq!(corrupt(0), [""; 0]);
+        assert!(corrupt(1).len() == 1 && corrupt(1)[0].contains(what), "{ends:?}");
+    }
+    let ends = struck(&["layout.dp=2"], 2, 1, FaultKind::FlipMessage);
+    assert!(
+        matches!(&ends[0], Some((_, Cause::BadMessage { rank: 1, reason })) if reason.contains("checksum")),
+        "{ends:?}"
+    );
+}
+
+/// A fault that the ranks live through in place; what was said about replays.
+fn lived_through(rank: u32, kind: FaultKind) -> Vec<String> {
+    let lab = Lab::new();
+    let mut all: Vec<_> = (0..2).map(|_| Process::start(&lab)).collect();
+    let sets = [STEPS, "layout.dp=2", "checkpoint.every=10"];
+    let fault = Fault { rank, step: 6, kind };
+    let _world = form(&mut all.iter_mut().collect::<Vec<_>>(), 1, &sets, &Origin::Fresh, &[fault]);
+    let digests: Vec<_> = all.iter_mut().map(Process::done).collect();
+    assert_eq!(digests[0].as_deref(), Some(&undisturbed(&[])[..]), "{kind:?}");
+    assert!(all[rank as usize].said.iter().any(|said| format!("{said:?}").contains("FaultFired")), "{kind:?}");
+    all[0].replayed()
+}
+
+#[test]
+fn what_passes_is_lived_through() {
+    let replayed = lived_through(1, FaultKind::Nan);
+    assert!(replayed.len() == 1 && replayed[0].contains("otherwise"), "{replayed:?}");
+    assert_eq!(lived_through(0, FaultKind::Slow { factor_percent: 400, steps: 3 }), [""; 0]);
+    assert_eq!(lived_through(1, FaultKind::DiskFull), [""; 0]);
 }

@@ -10,6 +10,7 @@ use crate::error::TrainError;
 use crate::mutant::Mutant;
 use crate::segments::need;
 use crate::state::ChunkState;
+use crate::vote::Ballot;
 
 impl Executor<'_> {
     pub(super) fn collective(
@@ -80,7 +81,10 @@ impl Executor<'_> {
             Value::Grads(bucket) => self.grads(instr, exchange, bucket)?,
             Value::Params(bucket) => self.params(instr, bucket)?,
             Value::Ballot => {
-                let ballot = self.fill_ballot(mode).encode();
+                let began = std::time::Instant::now();
+                let corrupt = mode == Mode::Train && !self.guard.check(self.ctx, &self.chunks).is_empty();
+                self.counts.guard += began.elapsed();
+                let ballot = Ballot { corrupt, ..self.fill_ballot(mode) }.encode();
                 if mode == Mode::Train {
                     self.prepared = Some(self.step);
                 }

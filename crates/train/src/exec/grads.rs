@@ -56,6 +56,9 @@ impl Executor<'_> {
             return Ok(());
         }
         let mut nodes = state.take_closed(at, grid.leaves());
+        if let Some((_, first)) = nodes.first_mut() {
+            self.faults.spoil(first);
+        }
         let group = &self.comm.dp;
         let sum = if group.len() == 1 {
             let sum = nodes.pop().map(|(_, data)| data).ok_or_else(|| unhosted(instr))?;

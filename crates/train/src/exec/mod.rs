@@ -21,6 +21,8 @@ use spec::{Leaf, Run, Unit};
 use crate::buffers::{Memory, Tokens};
 use crate::comm::Comm;
 use crate::error::TrainError;
+use crate::fault::{self, Faults, Strike};
+use crate::guard::Guard;
 use crate::init;
 use crate::mutant::{self, Mutant};
 use crate::place::Place;
@@ -45,6 +47,8 @@ pub struct Counts {
     pub compute: Duration,
     /// Time in exchanges, waiting included.
     pub exchange: Duration,
+    /// Time in hashes of state at rest.
+    pub guard: Duration,
 }
 
 /// Everything of one rank that lives across steps.
@@ -84,6 +88,12 @@ pub struct Executor<'a> {
     pub verdict: Option<Verdict>,
     /// The step whose gradients were complete last.
     pub prepared: Option<u64>,
+    /// What the state was when it was written, if that is wanted.
+    pub guard: Guard,
+    /// State is hashed when it is written.
+    pub guarded: bool,
+    /// Faults to come.
+    pub faults: Faults<'a>,
     /// Where work is shown.
     pub pulse: Arc<Pulse>,
     /// Rows of each expert in the last step, by layer.
@@ -140,6 +150,9 @@ impl<'a> Executor<'a> {
             decision: None,
             verdict: None,
             prepared: None,
+            guard: Guard::default(),
+            guarded: false,
+            faults: Faults::default(),
             pulse: Arc::default(),
             loads: Vec::new(),
             copies: 0,
@@ -166,13 +179,20 @@ impl<'a> Executor<'a> {
         if let Some(recorder) = &mut self.recorder {
             recorder.run(began);
         }
-        for instr in &program.instrs {
+        for (at, instr) in program.instrs.iter().enumerate() {
+            if mode == Mode::Train && !self.faults.none() {
+                self.strike(program, at);
+            }
             match instr.op {
                 Op::Load => self.load(unit_of(instr)?, load),
                 _ => self.instruction(instr, mode)?,
             }
             let exchange = matches!(instr.op, Op::Collective { .. } | Op::Send { .. } | Op::Recv { .. });
-            let over = Instant::now();
+            let mut over = Instant::now();
+            if let Some(more) = self.faults.drag(step, over - began).filter(|_| !exchange) {
+                std::thread::sleep(more);
+                over = Instant::now();
+            }
             self.counts.instructions += 1;
             self.pulse.work.fetch_add(1, Ordering::Relaxed);
             *(if exchange { &mut self.counts.exchange } else { &mut self.counts.compute }) += over - began;
@@ -180,6 +200,11 @@ impl<'a> Executor<'a> {
             if let Some(recorder) = &mut self.recorder {
                 recorder.mark(over, exchange.then_some(|| self.comm.endpoint.waited_ns()));
             }
+        }
+        if mode == Mode::Train && self.guarded {
+            let began = Instant::now();
+            self.guard.take(self.ctx, &self.chunks);
+            self.counts.guard += began.elapsed();
         }
         let outcome = match mode {
             Mode::Train => {
@@ -228,6 +253,11 @@ impl<'a> Executor<'a> {
             Op::Release(bucket) => self.release(instr, bucket)?,
             Op::Vote => {
                 let mut tally = self.tally(mode)?;
+                if !tally.corrupt.is_empty() {
+                    // Gradients of corrupt weights are never applied.
+                    self.prepared = None;
+                    return Err(TrainError::Corrupt { ranks: tally.corrupt });
+                }
                 tally.loss = mutant::step_loss(self.mutant, tally.loss, &self.memory.losses);
                 self.decision = Some(vote::decide(&tally, &self.run.train));
                 (self.loads, self.copies) = (tally.loads, tally.copies);
@@ -239,11 +269,30 @@ impl<'a> Executor<'a> {
                 let verdict = self.verdict.as_ref().filter(|_| self.decision.is_some());
                 let verdict = verdict.ok_or_else(|| TrainError::Internal("apply before the vote".into()))?;
                 let state = self.chunks.get_mut(&instr.chunk).ok_or_else(|| unhosted(instr))?;
+                self.guard.forget();
                 mutant::shard(self.mutant, state);
                 verdict.apply(self.ctx, self.run, state);
             }
         }
         Ok(())
+    }
+
+    /// Does what faults ask for before instruction `at`.
+    fn strike(&mut self, program: &Program, at: usize) {
+        for strike in self.faults.strike(self.step, program, at) {
+            match strike {
+                Strike::Moment(number) | Strike::Weight(number) => {
+                    let weight = matches!(strike, Strike::Weight(_));
+                    let Some(state) = self.chunks.values_mut().next() else { continue };
+                    let Some(bucket) = state.buckets.iter().position(|b| !b.moment1.is_empty()) else { continue };
+                    let data = if weight { state.kept_mut(bucket).0 } else { &mut state.buckets[bucket].moment1[..] };
+                    fault::flip(data, number);
+                }
+                Strike::Message(number) => self.comm.endpoint.inject(fabric::Fault::FlipPayloadBit(number)),
+                Strike::Lose => self.comm.endpoint.inject(fabric::Fault::Lose),
+                Strike::Partition(_) => self.comm.endpoint.inject(fabric::Fault::Lose),
+            }
+        }
     }
 
     /// Takes in the hosted lanes of a unit for the instructions that follow; `load` as in [`Executor::run`].

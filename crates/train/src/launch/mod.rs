@@ -163,8 +163,11 @@ pub fn train_mutant(
         mutant,
     };
     let resume = resume.map(|checkpoint| checkpoint.path().to_owned());
-    let part =
-        |rank: usize| wire::Part { run_toml: run.values.to_toml(), cores: pins.get(rank).cloned().unwrap_or_default() };
+    let part = |rank: usize| wire::Part {
+        run_toml: run.values.to_toml(),
+        cores: pins.get(rank).cloned().unwrap_or_default(),
+        faults: Vec::new(),
+    };
     let boxed = |ranks: threads::ThreadRanks| Box::new(ranks) as Box<dyn Ranks>;
     let started = match run.layout.transport {
         _ if run.layout.world() == 1 => {
@@ -321,7 +324,9 @@ impl Collected {
         // What rank 0 did; what is left is start and end of the processes.
         let mut time: Vec<(String, f64)> = Vec::new();
         if let Some(first) = self.reports.first() {
-            time.extend(first.time.iter().filter(|(class, _)| class != "compute" && class != "exchange").cloned());
+            time.extend(
+                first.time.iter().filter(|(class, _)| !["compute", "exchange", "guard"].contains(&&class[..])).cloned(),
+            );
         }
         let known: f64 = time.iter().map(|(_, s)| s).sum();
         time.push(("other".into(), (wall - known).max(0.0)));

@@ -67,7 +67,7 @@ pub fn start(
         let mut input = child.stdin.take().ok_or_else(|| TrainError::Internal("a rank without input".into()))?;
         let output = child.stdout.take().ok_or_else(|| TrainError::Internal("a rank without output".into()))?;
         let job = serde_json::to_value(job).map_err(|e| TrainError::Internal(e.to_string()))?;
-        let Part { run_toml, cores } = part(rank);
+        let Part { run_toml, cores, faults } = part(rank);
         let assignment = Assignment {
             generation: GENERATION,
             rank: rank as u32,
@@ -76,7 +76,7 @@ pub fn start(
             fabric: fabric.clone(),
             cores,
             origin: resume.clone().map_or(Origin::Fresh, Origin::Disk),
-            faults: Vec::new(),
+            faults,
         };
         // A rank that dies at once is reported by its listener.
         let _ = say(&mut input, &ToRank::Hello { parent: std::process::id(), beat_ms: BEAT_MS, job });

@@ -4,6 +4,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 
+use control::fault::Fault;
 pub use control::wire::RANK_COMMAND;
 use serde::{Deserialize, Serialize};
 use spec::Run;
@@ -45,6 +46,8 @@ pub struct Part {
     pub run_toml: String,
     /// The rank's cores; empty: the system places it.
     pub cores: Vec<usize>,
+    /// Faults to come, of the rank.
+    pub faults: Vec<Fault>,
 }
 
 impl JobSpec {
@@ -71,6 +74,7 @@ impl JobSpec {
             stop,
             pulse,
             best: self.best,
+            faults: part.faults,
             mutant: self.mutant,
         })
     }

@@ -62,7 +62,10 @@ pub fn fetch(executor: &mut Executor, peers: &mut Peers) -> Result<Fetched, Trai
     if let (Some(mine), Some(remains)) = (mine, remains.as_deref_mut()) {
         roll_forward(executor, before, remains, mine, *step, forward.as_ref());
     }
-    let held = remains.as_deref().filter(|remains| mine == Some(remains.rank) && remains.step == *step);
+    let held = remains.as_deref().filter(|remains| {
+        // What is not as it was written is no source.
+        mine == Some(remains.rank) && remains.step == *step && remains.corrupt.is_empty()
+    });
     let claim = Claim {
         holds: held.map(|remains| remains.rank),
         best: held.map(|remains| remains.best),

@@ -101,13 +101,13 @@ impl Worker<'_> {
     }
 
     fn steps(&mut self, assignment: Assignment, ear: &mut Ear) -> Result<Ended, Ending> {
-        let Assignment { generation, rank, world, run_toml, fabric, cores, origin, .. } = assignment;
+        let Assignment { generation, rank, world, run_toml, fabric, cores, origin, faults } = assignment;
         let run = self.spec.run(&run_toml)?;
         let data = match &self.data {
             Some(data) => data.clone(),
             None => self.data.insert(Arc::new(Corpus::open(&run).map_err(TrainError::from)?)).clone(),
         };
-        let part = Part { run_toml, cores };
+        let part = Part { run_toml, cores, faults };
         let job = self.spec.job(part, data, ear.stop().clone(), ear.pulse().clone())?;
         let endpoint = join::join(&job.run, (generation, rank, world), &fabric, ear, self.voice)?;
         ear.enter(generation, endpoint.aborter());
@@ -151,7 +151,7 @@ impl Worker<'_> {
             step: Some(remains.step),
             prepared: remains.prepared,
             decided: remains.decided.as_ref().map(decided).transpose()?,
-            corrupt: Vec::new(),
+            corrupt: remains.corrupt.clone(),
         })
     }
 }

@@ -68,6 +68,7 @@ pub fn train_in(folder: &Path, sets: &[&str], resume: Option<&Path>, best: Best)
                 stop: Arc::new(AtomicBool::new(false)),
                 pulse: Arc::default(),
                 best,
+                faults: Vec::new(),
                 mutant: None,
             };
             let events = &events;
