@@ -38,6 +38,7 @@ enum Slot {
     Counts,
     /// What the weight parts of a layer's backward need.
     AttnWeights(usize),
+    QkvWeights(usize),
     MlpWeights(usize),
 }
 
@@ -115,9 +116,10 @@ fn compute(pass: Pass, segment: Segment) -> Touch {
         ),
         (Backward, Segment::Qkv(l)) => (vec![S::AttnNorm(l)], vec![S::KeyGrads, S::Attn(l), S::Partials, S::Leaves]),
         (BackwardInput, Segment::Qkv(l)) => {
-            (vec![S::AttnNorm(l)], vec![S::KeyGrads, S::Attn(l), S::AttnWeights(l), S::Partials, S::Leaves])
+            (vec![S::AttnNorm(l)], vec![S::KeyGrads, S::Attn(l), S::QkvWeights(l), S::Partials, S::Leaves])
         }
-        (BackwardWeight, Segment::Attn(l) | Segment::Qkv(l)) => (vec![], vec![S::AttnWeights(l)]),
+        (BackwardWeight, Segment::Attn(l)) => (vec![], vec![S::AttnWeights(l)]),
+        (BackwardWeight, Segment::Qkv(l)) => (vec![], vec![S::QkvWeights(l)]),
         (_, Segment::AttnNorm(l)) => (vec![], vec![S::Reduced, S::AttnNorm(l), S::Grad, S::Leaves]),
         (_, Segment::Embed) => (vec![], vec![S::GradRows, S::Grad]),
         (_, Segment::HeadNorm | Segment::Logits(_) | Segment::Loss(_) | Segment::Residual(_)) => (vec![], vec![]),
