@@ -115,35 +115,60 @@ fn remove(folder: &Path) -> Result<(), CheckpointError> {
     gone(fs::remove_dir_all(folder)).map_err(CheckpointError::io("remove", folder))
 }
 
-/// Keeps the newest `keep` complete checkpoints under `root` (at least one) and whatever is
-/// newer than the oldest of them, except folders without a manifest that are older than the
-/// newest complete one. Returns the folders removed, ascending.
+/// What is kept when room is made.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Retention {
+    /// The newest complete checkpoints, at least one.
+    pub keep: usize,
+    /// Steps that are multiples of it; 0: none.
+    pub keep_every: u64,
+    /// These steps.
+    pub also: Vec<u64>,
+}
+
+impl Retention {
+    /// Whether `step` stays although it is older than the oldest of the newest ones.
+    pub(crate) fn spares(&self, step: u64) -> bool {
+        self.also.contains(&step) || (self.keep_every > 0 && step.is_multiple_of(self.keep_every))
+    }
+}
+
+/// [`retain`] of the newest `keep`.
 ///
-/// Complete: the manifest opens and all files have their sizes. With no complete checkpoint
-/// nothing is removed. Names other than `step-NNNNNNNN` are left alone. A run that goes back
-/// first discards the steps that it goes back over: else a step that it is writing again
-/// counts as a leftover.
+/// # Errors
+/// As [`retain`].
+pub fn prune(root: &Path, keep: usize) -> Result<Vec<PathBuf>, CheckpointError> {
+    retain(root, &Retention { keep, ..Retention::default() })
+}
+
+/// Keeps the newest complete checkpoints under `root`, what else `retention` names, and whatever is newer than the oldest
+/// of them, except folders without a manifest that are older than the newest complete one. Returns the folders removed,
+/// ascending.
+///
+/// Complete: the manifest opens and all files have their sizes. Before one that is complete goes, a newer one was read
+/// whole and is good; where none is, the newest good one stays, whatever its age. With no complete checkpoint nothing is
+/// removed. Names other than `step-NNNNNNNN` are left alone. A run that goes back first discards the steps that it goes
+/// back over: else a step that it is writing again counts as a leftover.
 ///
 /// # Errors
 /// [`CheckpointError::Io`]; what was removed before it stays removed.
-pub fn prune(root: &Path, keep: usize) -> Result<Vec<PathBuf>, CheckpointError> {
-    prune_but(root, keep, &[])
-}
-
-/// [`prune`] that also keeps the steps in `also`.
-///
-/// # Errors
-/// As [`prune`].
-pub fn prune_but(root: &Path, keep: usize, also: &[u64]) -> Result<Vec<PathBuf>, CheckpointError> {
+pub fn retain(root: &Path, retention: &Retention) -> Result<Vec<PathBuf>, CheckpointError> {
     let found = folders(root)?;
     let complete: Vec<u64> =
         found.iter().rev().filter(|(_, path)| Checkpoint::open_alone(path).is_ok()).map(|found| found.0).collect();
     let Some(&newest) = complete.first() else { return Ok(Vec::new()) };
     // Fewer than `keep` complete ones: nothing with a manifest goes.
-    let oldest = complete.get(keep.max(1) - 1).copied().unwrap_or(0);
+    let oldest = complete.get(retention.keep.max(1) - 1).copied().unwrap_or(0);
+    let goes = |step: u64| step < oldest && !retention.spares(step);
+    let mut last_good = None;
+    if complete.iter().any(|step| goes(*step)) {
+        let good =
+            |step: &&u64| Checkpoint::open_alone(&step_dir(root, **step)).is_ok_and(|found| found.verify().good());
+        last_good = complete.iter().find(good).copied();
+    }
     let mut removed = Vec::new();
     for (step, path) in found {
-        if (step < oldest && !also.contains(&step)) || (step < newest && !has_manifest(&path)) {
+        if (goes(step) && last_good != Some(step)) || (step < newest && !has_manifest(&path)) {
             remove(&path)?;
             removed.push(path);
         }

@@ -9,34 +9,47 @@
 //! - [`chunk_hashes`] and [`DigestBuilder`]: the digest, also the comparison of replicas.
 //! - [`write_pieces`] by every rank, then [`commit`] by one: a checkpoint exists once its
 //!   manifest, written last, is in place.
+//! - [`Snapshot`] and [`Attempt`]: the same while the run goes on, without a word between the writers.
 //! - [`newest`], [`Checkpoint::open`], [`Checkpoint::read`], [`Checkpoint::verify`],
-//!   [`prune`]: everything read is checked against its hash; an error names the tensor.
-//! - [`hf`]: weights of Hugging Face folders in and out.
+//!   [`retain`]: everything read is checked against its hash; an error names the tensor.
+//! - [`store`]: copies in a slower tier, made in the background.
+//! - [`hf`]: weights of Hugging Face folders in and out; [`foreign`]: the structure of other programs' checkpoints.
 
+mod attempt;
 mod commit;
+mod compare;
 mod digest;
 mod error;
 mod folder;
+pub mod foreign;
 #[cfg(test)]
 mod fuzz;
 mod hash;
 mod header;
 pub mod hf;
+pub mod interval;
 mod manifest;
 mod read;
+mod rewrite;
+mod snapshot;
 mod storage;
+pub mod store;
 mod tensor;
 mod verify;
 mod whole;
 mod write;
 
+pub use attempt::{Attempt, sweep};
 pub use commit::{commit, commit_to};
+pub use compare::{Difference, Differing};
 pub use digest::{Digest, DigestBuilder, HashPiece, TensorDigest, decode_pieces, encode_pieces};
 pub use error::{CheckpointError, DigestError, Place};
-pub use folder::{Newest, discard, list, newest, newest_before, prune, prune_but, step_dir};
+pub use folder::{Newest, Retention, discard, list, newest, newest_before, prune, retain, step_dir};
 pub use hash::{Hash, chunk_hashes, chunks};
 pub use manifest::{FileEntry, MANIFEST, MANIFEST_BYTES_MAX, Meta, PieceEntry, SCHEMA};
 pub use read::Checkpoint;
+pub use rewrite::{WholeTensor, mean, write_tensors};
+pub use snapshot::Snapshot;
 pub use spec::tensors::STATE_CHUNK;
 pub use storage::{Disk, Storage, StorageFile};
 pub use tensor::{Kind, TensorEntry};

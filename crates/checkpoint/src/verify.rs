@@ -1,5 +1,8 @@
 //! The full check of a checkpoint: every header, every chunk, the digest.
 
+use std::ops::Range;
+use std::sync::atomic::{AtomicUsize, Ordering};
+
 use spec::tensors::STATE_CHUNK;
 
 use crate::digest::DigestBuilder;
@@ -46,74 +49,124 @@ pub struct TensorReport {
     pub bad_chunks: usize,
 }
 
+/// State chunks that a thread takes at once (4 MiB).
+const CHUNKS_PER_TASK: usize = 64;
+
+/// Some chunks of one piece.
+struct Task<'a> {
+    tensor: usize,
+    kind: Kind,
+    slice: usize,
+    spot: &'a Spot,
+    /// Counted in the slice.
+    chunks: Range<usize>,
+}
+
+/// What a thread found in a task.
+struct Found {
+    /// Of each chunk; `None`: not what was written, or not read.
+    hashes: Vec<Option<Hash>>,
+    bytes: u64,
+    problem: Option<CheckpointError>,
+}
+
 impl Checkpoint {
     /// Reads everything and reports all that is wrong; never stops at the first problem.
     pub fn verify(&self) -> Report {
+        self.verify_with(1)
+    }
+
+    /// [`Checkpoint::verify`] on `threads` threads.
+    pub fn verify_with(&self, threads: usize) -> Report {
         let meta = self.meta();
-        let mut report = Report {
-            step: meta.step,
-            files: self.files().len(),
-            bytes: 0,
-            digest: None,
-            tensors: Vec::with_capacity(self.tensors().len() * Kind::ALL.len()),
-            problems: Vec::new(),
+        let mut problems: Vec<CheckpointError> =
+            (0..self.files().len()).filter_map(|number| self.open_file(number).err()).collect();
+        let tasks = self.tasks();
+        let next = AtomicUsize::new(0);
+        let work = || {
+            let mine = std::iter::from_fn(|| {
+                let at = next.fetch_add(1, Ordering::Relaxed);
+                tasks.get(at).map(|task| (at, self.check(task)))
+            });
+            mine.collect::<Vec<_>>()
         };
-        for number in 0..self.files().len() {
-            report.problems.extend(self.open_file(number).err());
-        }
+        let mut found: Vec<(usize, Found)> = std::thread::scope(|scope| {
+            let others: Vec<_> = (1..threads.min(tasks.len())).map(|_| scope.spawn(work)).collect();
+            let mut all = work();
+            others.into_iter().for_each(|other| all.extend(other.join().expect("a check does not panic")));
+            all
+        });
+        found.sort_unstable_by_key(|(at, _)| *at);
         let mut builder = DigestBuilder::of_entries(self.tensors().to_vec(), meta.numerics_version);
-        for (tensor, entry) in self.tensors().iter().enumerate() {
-            for kind in Kind::ALL {
-                let mut bad_chunks = 0;
-                for slice in 0..entry.slices {
-                    for spot in &self.index[&(tensor, kind, slice)] {
-                        let hashes = self.hashes_of(spot, &mut report);
-                        bad_chunks += hashes.iter().filter(|hash| hash.is_none()).count();
-                        let first = spot.elements.start / STATE_CHUNK;
-                        for (i, hash) in hashes.into_iter().enumerate() {
-                            let put = hash.map(|hash| builder.put(tensor, kind, slice, first + i, &[hash]));
-                            debug_assert!(put.is_none_or(|put| put.is_ok()), "the manifest covers each chunk once");
-                        }
-                    }
-                }
-                let chunks = entry.slices * entry.slice_chunks();
-                report.tensors.push(TensorReport { name: entry.name.clone(), kind, chunks, bad_chunks });
+        let mut tensors: Vec<TensorReport> = Vec::with_capacity(self.tensors().len() * Kind::ALL.len());
+        for entry in self.tensors() {
+            let chunks = entry.slices * entry.slice_chunks();
+            let report = |kind| TensorReport { name: entry.name.clone(), kind, chunks, bad_chunks: 0 };
+            tensors.extend(Kind::ALL.map(report));
+        }
+        let mut bytes = 0;
+        let mut told = None;
+        for (task, (_, Found { hashes, bytes: read, problem })) in tasks.iter().zip(found) {
+            let Task { tensor, kind, slice, spot, chunks } = task;
+            bytes += read;
+            tensors[tensor * Kind::ALL.len() + *kind as usize].bad_chunks +=
+                hashes.iter().filter(|hash| hash.is_none()).count();
+            for (i, hash) in hashes.into_iter().enumerate() {
+                let put = hash.map(|hash| builder.put(*tensor, *kind, *slice, chunks.start + i, &[hash]));
+                debug_assert!(put.is_none_or(|put| put.is_ok()), "the manifest covers each chunk once");
+            }
+            // A corrupt piece is named once, by its first corrupt chunk.
+            if problem.is_some() && told != Some((spot.file, spot.piece)) {
+                told = Some((spot.file, spot.piece));
+                problems.extend(problem);
             }
         }
-        report.digest = builder.finish(meta.cursor).ok().map(|digest| digest.total);
-        if let (Some(read), Some(agreed)) = (report.digest, &meta.digest)
+        let digest = builder.finish(meta.cursor).ok().map(|digest| digest.total);
+        if let (Some(read), Some(agreed)) = (digest, &meta.digest)
             && *read.to_hex() != **agreed
         {
             let written = read.to_string();
-            report.problems.push(CheckpointError::DigestDiffers { step: meta.step, written, agreed: agreed.clone() });
+            problems.push(CheckpointError::DigestDiffers { step: meta.step, written, agreed: agreed.clone() });
         }
-        report
+        Report { step: meta.step, files: self.files().len(), bytes, digest, tensors, problems }
     }
 
-    /// Hashes of the chunks of one piece as they are on disk; `None` for one that is not what was written.
-    fn hashes_of(&self, spot: &Spot, report: &mut Report) -> Vec<Option<Hash>> {
-        let mut hashes = Vec::new();
-        let mut first_bad = None;
-        let total = self.manifest.files[spot.file].pieces[spot.piece].hashes.len();
+    /// All chunks, in canonical order.
+    fn tasks(&self) -> Vec<Task<'_>> {
+        let mut tasks = Vec::new();
+        for (&(tensor, kind, slice), spots) in &self.index {
+            for spot in spots {
+                let all = spot.elements.start / STATE_CHUNK..spot.elements.end.div_ceil(STATE_CHUNK);
+                tasks.extend(all.clone().step_by(CHUNKS_PER_TASK).map(|first| {
+                    let chunks = first..all.end.min(first + CHUNKS_PER_TASK);
+                    Task { tensor, kind, slice, spot, chunks }
+                }));
+            }
+        }
+        tasks
+    }
+
+    /// Hashes of chunks as they are on disk.
+    fn check(&self, task: &Task<'_>) -> Found {
+        let Task { spot, chunks, .. } = task;
+        let part = chunks.start * STATE_CHUNK..(chunks.end * STATE_CHUNK).min(spot.elements.end);
+        let (mut hashes, mut first_bad, mut bytes) = (Vec::new(), None, 0);
         // A bad header was reported once; the state behind it may still be good.
         let opened = self.open_raw(spot.file);
         let read = opened.and_then(|file| {
-            self.read_chunks(&file, spot, &spot.elements, |chunk, bytes, want, _| {
-                let hash = Some(blake3::hash(bytes)).filter(|hash| *hash == want);
+            self.read_chunks(&file, spot, &part, |chunk, content, want, _| {
+                let hash = Some(blake3::hash(content)).filter(|hash| *hash == want);
                 if hash.is_none() {
                     first_bad.get_or_insert(chunk);
                 }
                 hashes.push(hash);
-                report.bytes += bytes.len() as u64;
+                bytes += content.len() as u64;
                 Ok(())
             })
         });
-        report.problems.extend(read.err());
-        if let Some(chunk) = first_bad {
-            let piece = &self.manifest.files[spot.file].pieces[spot.piece];
-            report.problems.push(self.corrupt(piece, chunk, spot.file));
-        }
-        hashes.resize(total, None);
-        hashes
+        let piece = &self.manifest.files[spot.file].pieces[spot.piece];
+        let problem = read.err().or_else(|| first_bad.map(|chunk| self.corrupt(piece, chunk, spot.file)));
+        hashes.resize(chunks.len(), None);
+        Found { hashes, bytes, problem }
     }
 }

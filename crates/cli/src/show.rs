@@ -136,9 +136,11 @@ fn text(event: &Event) -> Option<String> {
             let lines: Vec<_> = text.lines().map(|l| format!("  | {l}")).collect();
             format!("sample after step {step}\n{}", lines.join("\n"))
         }
-        Event::Checkpoint { step, path, bytes, seconds } => {
+        Event::Checkpoint { step, path, bytes, seconds, written_s } => {
             let mb = *bytes as f64 / 1e6;
-            format!("checkpoint of step {step} | {mb:.1} MB | {:.0} ms | {path}", 1000.0 * seconds)
+            let beside =
+                written_s.map_or(String::new(), |s| format!(", written beside the steps in {:.0} ms", 1000.0 * s));
+            format!("checkpoint of step {step} | {mb:.1} MB | {:.0} ms{beside} | {path}", 1000.0 * seconds)
         }
         Event::CheckpointFailed { step, reason, retry_at } if retry_at == step => {
             format!("checkpoint of step {step} FAILED, and it is the last: {reason}")

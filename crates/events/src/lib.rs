@@ -64,6 +64,9 @@ pub enum Event {
         bytes: u64,
         /// Time that the ranks waited.
         seconds: f64,
+        /// Time from the copy to the manifest, if it was written in the background.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        written_s: Option<f64>,
     },
     /// A checkpoint could not be written; the run goes on and tries again.
     CheckpointFailed {

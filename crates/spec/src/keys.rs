@@ -5,6 +5,8 @@
 pub enum Kind {
     /// A count; takes suffixes K, M, G, T (decimal) and Ki, Mi, Gi (binary) as a string.
     Int,
+    /// A count, or the word auto.
+    IntOrAuto,
     /// A whole number without a limit.
     Seed,
     /// A number.
@@ -26,6 +28,7 @@ impl Kind {
     pub fn expected(self) -> &'static str {
         match self {
             Kind::Int => "a whole number of at most 1T, such as 8 or \"16Ki\"",
+            Kind::IntOrAuto => "\"auto\" or a whole number of at most 1T, such as 100",
             Kind::Seed => "a whole number, such as 1",
             Kind::Float => "a number, such as 3e-4",
             Kind::Bool => "true or false",
@@ -143,9 +146,14 @@ keys! {
     "layout.exchange_timeout_ms" Int "30_000" false "the longest that one exchange between ranks may take, waiting for peers included";
     "layout.cells" Ints "" false "data cells of each dp rank, such as [3, 1]";
     "layout.stages" Ints "" false "layers of each chunk, such as [1, 3]";
-    "checkpoint.every" Int "0" false "steps between checkpoints; 0: only at the end";
-    "checkpoint.keep" Int "2" false "checkpoints kept";
+    "checkpoint.every" IntOrAuto "0" false "steps between checkpoints; 0: only at the end; auto: from what one costs and how often hosts fail";
+    "checkpoint.keep" Int "2" false "newest checkpoints kept";
+    "checkpoint.keep_every" Int "0" false "checkpoints of steps that are multiples of this are kept for good; 0: none";
     "checkpoint.best" Bool "false" false "a checkpoint at every new best validation, kept beside the newest ones";
+    "checkpoint.background" Bool "true" false "ranks copy their state and go on stepping while it is written; false: they wait for the disk";
+    "checkpoint.stagger_ms" Int "0" false "in the background each rank begins to write so much later than the one before it";
+    "checkpoint.store" Text "" false "where copies of checkpoints go, such as \"file:///backup/run-1\", this run's alone; unset: nowhere";
+    "checkpoint.failures_per_host_day" Float "0.0012" false "how often a host fails, for every = \"auto\"";
     "guard.beat_ms" Int "100" false "milliseconds between two signs of life of a rank process";
     "guard.heartbeat_timeout_ms" Int "5_000" false "a rank process that was silent for so long is taken for dead";
     "guard.stopped_timeout_ms" Int "500" false "a rank process that the system shows as stopped is taken for dead after so long";

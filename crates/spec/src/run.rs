@@ -143,12 +143,22 @@ pub struct TrainConfig {
 /// `[checkpoint]`
 #[derive(Debug, Clone, PartialEq)]
 pub struct CheckpointConfig {
-    /// Steps between checkpoints; 0: only at the end.
-    pub every: u64,
-    /// Checkpoints kept.
+    /// Steps between checkpoints; 0: only at the end; `None`: from their cost and the rate of failures.
+    pub every: Option<u64>,
+    /// Newest checkpoints kept.
     pub keep: usize,
+    /// Steps that are multiples of it are kept for good; 0: none.
+    pub keep_every: u64,
     /// A checkpoint at every new best validation, kept beside the newest ones.
     pub best: bool,
+    /// Ranks copy their state and go on while it is written.
+    pub background: bool,
+    /// In the background each rank begins to write so much later than the one before it, milliseconds.
+    pub stagger_ms: u64,
+    /// The folder that copies go to.
+    pub store: Option<PathBuf>,
+    /// Failures of a host in a day.
+    pub failures_per_host_day: f64,
 }
 
 /// A validated run.
@@ -276,10 +286,24 @@ pub(crate) fn layout_request(values: &Values) -> Result<LayoutRequest, SpecError
 }
 
 pub(crate) fn checkpoint(values: &Values) -> Result<CheckpointConfig, SpecError> {
+    let failures_per_host_day = values.float("checkpoint.failures_per_host_day").expect("has a default");
+    if failures_per_host_day < 0.0 {
+        return Err(values.refuse("checkpoint.failures_per_host_day", "a rate, which is not negative".into()));
+    }
+    let store = values.text("checkpoint.store").map(|url| match url.strip_prefix("file://") {
+        Some(path) if path.starts_with('/') => Ok(PathBuf::from(path)),
+        _ => Err(values.refuse("checkpoint.store", "the URL of a folder, such as \"file:///backup/run-1\"".into())),
+    });
     Ok(CheckpointConfig {
-        every: values.need("checkpoint.every")? as u64,
+        store: store.transpose()?,
+        // Auto is a word, no count.
+        every: values.int("checkpoint.every").map(|every| every as u64),
         keep: values.need("checkpoint.keep")?.max(1),
+        keep_every: values.need("checkpoint.keep_every")? as u64,
         best: values.bool("checkpoint.best").expect("has a default"),
+        background: values.bool("checkpoint.background").expect("has a default"),
+        stagger_ms: values.need("checkpoint.stagger_ms")? as u64,
+        failures_per_host_day,
     })
 }
 

@@ -237,8 +237,11 @@ pub fn settled(definition: &str) -> String {
 fn typed(known: &Key, value: Value) -> Result<Value, String> {
     let given = value.to_string();
     let fits = match (known.kind, value) {
-        (Kind::Int, Value::Integer(n)) if (0..=COUNT_MAX).contains(&n) => Value::Integer(n),
-        (Kind::Int, Value::String(s)) => Value::Integer(suffixed(&s).filter(|n| *n <= COUNT_MAX).ok_or(given)?),
+        (Kind::IntOrAuto, Value::String(s)) if s == "auto" => Value::String(s),
+        (Kind::Int | Kind::IntOrAuto, Value::Integer(n)) if (0..=COUNT_MAX).contains(&n) => Value::Integer(n),
+        (Kind::Int | Kind::IntOrAuto, Value::String(s)) => {
+            Value::Integer(suffixed(&s).filter(|n| *n <= COUNT_MAX).ok_or(given)?)
+        }
         (Kind::Seed, Value::Integer(n)) if n >= 0 => Value::Integer(n),
         (Kind::Float, Value::Float(x)) if x.is_finite() => Value::Float(x),
         (Kind::Float, Value::Integer(n)) => Value::Float(n as f64),

@@ -20,6 +20,7 @@ pub mod place;
 pub mod rank;
 pub mod recover;
 pub mod sample;
+pub mod saver;
 pub mod segments;
 pub mod state;
 pub mod virtual_ranks;

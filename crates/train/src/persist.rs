@@ -2,15 +2,19 @@
 
 use std::path::Path;
 
-use checkpoint::{Checkpoint, Digest, DigestBuilder, FileEntry, HashPiece, Kind, Meta, PieceRef, STATE_CHUNK};
+use checkpoint::{
+    Checkpoint, Digest, DigestBuilder, FileEntry, HashPiece, Kind, Meta, PieceRef, Retention, STATE_CHUNK,
+};
 use kernels::NUMERICS_VERSION;
 use serde::{Deserialize, Serialize};
+use spec::Run;
 use spec::tensors::Cut;
 
 use crate::best::Best;
 use crate::error::TrainError;
 use crate::exec::Executor;
 use crate::mutant::Mutant;
+use crate::place::Place;
 use crate::state::{BucketState, ChunkState};
 
 /// The three kinds of state of a bucket, each with the range of the chunk's elements that it holds.
@@ -71,6 +75,21 @@ pub struct Saved {
     pub path: String,
     /// Bytes of its files.
     pub bytes: u64,
+    /// Seconds from the copy to the manifest, if it was written in the background.
+    pub written_s: Option<f64>,
+}
+
+/// What the checkpoint of the state after `step` belongs to.
+pub(crate) fn meta(executor: &Executor, step: u64, digest: Option<String>) -> Meta {
+    Meta {
+        step,
+        cursor: step * executor.run.grid.batch() as u64,
+        definition: executor.definition.clone(),
+        numerics_version: NUMERICS_VERSION,
+        tp: executor.place.grid_tp,
+        digest,
+        taken_unix_ms: None,
+    }
 }
 
 /// Writes the state after `step` under `root`. Each state chunk is written by its owner on the data axis.
@@ -79,8 +98,15 @@ pub struct Saved {
 /// # Errors
 /// The fabric's.
 ///
-/// `best` is the step of the best validation: its checkpoint is kept, and marked once it is there.
-pub fn save(executor: &mut Executor, root: &Path, step: u64, best: &Best) -> Result<Result<Saved, String>, TrainError> {
+/// `best` is the step of the best validation: its checkpoint is kept, and marked once it is there. `pending`: steps that
+/// must stay.
+pub fn save(
+    executor: &mut Executor,
+    root: &Path,
+    step: u64,
+    best: &Best,
+    pending: &[u64],
+) -> Result<Result<Saved, String>, TrainError> {
     let cursor = step * executor.run.grid.batch() as u64;
     let disk_full = std::mem::take(&mut executor.faults.disk_full);
     let executor = &*executor;
@@ -98,27 +124,14 @@ pub fn save(executor: &mut Executor, root: &Path, step: u64, best: &Best) -> Res
     let mut verdict = Vec::new();
     if first {
         let result = gather(&all).and_then(|files| {
-            let meta = Meta {
-                step,
-                cursor,
-                definition: executor.definition.clone(),
-                numerics_version: NUMERICS_VERSION,
-                tp,
-                digest: Some(digest.to_string()),
-                taken_unix_ms: None,
-            };
+            let meta = meta(executor, step, Some(digest.to_string()));
             let bytes: u64 = files.iter().map(|f| f.bytes).sum();
             let path = checkpoint::commit(root, &executor.tensors, &meta, files).map_err(|e| e.to_string())?;
             Ok((path.display().to_string(), bytes))
         });
         let folder = checkpoint::step_dir(root, step);
         match &result {
-            // An old checkpoint that cannot be removed is no reason to stop.
-            Ok(_) => {
-                mark_best(root, best);
-                let kept: Vec<u64> = best.best.iter().map(|(step, _)| *step).collect();
-                drop(checkpoint::prune_but(root, executor.run.checkpoint.keep, &kept));
-            }
+            Ok(_) => settle(root, executor.run, best, pending),
             // What is left of a failed one must not fill the disk further.
             Err(_) if !folder.join(checkpoint::MANIFEST).exists() => drop(checkpoint::discard(root, step)),
             Err(_) => {}
@@ -128,7 +141,16 @@ pub fn save(executor: &mut Executor, root: &Path, step: u64, best: &Best) -> Res
     endpoint.broadcast(world, 0, &mut verdict)?;
     let result: Result<(String, u64), String> =
         serde_json::from_slice(&verdict).map_err(|e| TrainError::Internal(e.to_string()))?;
-    Ok(result.map(|(path, bytes)| Saved { path, bytes }))
+    Ok(result.map(|(path, bytes)| Saved { path, bytes, written_s: None }))
+}
+
+/// What follows a commit: the marker of the best one, and room for the next. Old ones that cannot be removed are no
+/// reason to stop.
+pub(crate) fn settle(root: &Path, run: &Run, best: &Best, pending: &[u64]) {
+    mark_best(root, best);
+    let also = best.best.iter().map(|(step, _)| *step).chain(pending.iter().copied()).collect();
+    let retention = Retention { keep: run.checkpoint.keep, keep_every: run.checkpoint.keep_every, also };
+    drop(checkpoint::retain(root, &retention));
 }
 
 /// Writes `best.json` beside the checkpoints if the best validation's step has one. A marker that cannot be written is
@@ -152,7 +174,7 @@ fn gather(parts: &[Vec<u8>]) -> Result<Vec<FileEntry>, String> {
 }
 
 /// The pieces that this rank writes: its share on the data axis; whole tensors by tensor position 0.
-fn own_pieces<'e>(executor: &'e Executor) -> Vec<PieceRef<'e>> {
+pub(crate) fn own_pieces<'e>(executor: &'e Executor) -> Vec<PieceRef<'e>> {
     let mut pieces = Vec::new();
     for state in executor.chunks.values() {
         for (i, bucket) in state.buckets.iter().enumerate().filter(|(_, b)| b.plan.parameters) {
@@ -175,30 +197,51 @@ fn own_pieces<'e>(executor: &'e Executor) -> Vec<PieceRef<'e>> {
 /// # Errors
 /// What the checkpoint reports, with the tensor's name.
 pub fn load(executor: &mut Executor, from: &Checkpoint) -> Result<(), TrainError> {
-    for state in executor.chunks.values_mut() {
-        for bucket in 0..state.buckets.len() {
-            let pieces = |state: &ChunkState, range| {
-                state.pieces(&range).map(|(h, s, e, at)| (h.index, s, e, at)).collect::<Vec<_>>()
-            };
-            let whole = pieces(state, state.kept(bucket).1);
-            let (params, kept) = state.kept_mut(bucket);
-            for (tensor, slice, elements, at) in whole {
-                let at = at.start - kept.start..at.end - kept.start;
-                from.read(tensor, Kind::Param, slice, elements, &mut params[at])?;
-            }
-            if !state.buckets[bucket].plan.parameters {
-                continue;
-            }
-            let mine = pieces(state, state.buckets[bucket].owned.clone());
-            let BucketState { owned, moment1, moment2, .. } = &mut state.buckets[bucket];
-            for (tensor, slice, elements, at) in mine {
-                let at = at.start - owned.start..at.end - owned.start;
-                from.read(tensor, Kind::Moment1, slice, elements.clone(), &mut moment1[at.clone()])?;
-                if executor.mutant != Some(Mutant::MomentsForgotten) {
-                    from.read(tensor, Kind::Moment2, slice, elements, &mut moment2[at])?;
-                }
+    let forgets = executor.mutant == Some(Mutant::MomentsForgotten);
+    executor.chunks.values_mut().try_for_each(|state| load_chunk(state, from, forgets).map(drop))
+}
+
+/// Loads the state of every rank of `run`'s layout from a checkpoint, one rank after the other, and forgets it: that the
+/// layout can go on from it. Returns the bytes that each rank read, by rank.
+///
+/// # Errors
+/// As [`load`].
+pub fn load_every_rank(run: &Run, from: &Checkpoint) -> Result<Vec<u64>, TrainError> {
+    let rank = |rank| {
+        let place = Place::new(&run.model, &run.grid, &run.layout, run.train.seq, rank);
+        let chunks = run.layout.chunks_of(place.at.pp);
+        chunks.map(|chunk| load_chunk(&mut ChunkState::new(run, &place, chunk), from, false)).sum()
+    };
+    (0..run.layout.world()).map(rank).collect()
+}
+
+/// The bytes read.
+fn load_chunk(state: &mut ChunkState, from: &Checkpoint, forgets: bool) -> Result<u64, TrainError> {
+    let mut bytes = 0;
+    for bucket in 0..state.buckets.len() {
+        let pieces = |state: &ChunkState, range| {
+            state.pieces(&range).map(|(h, s, e, at)| (h.index, s, e, at)).collect::<Vec<_>>()
+        };
+        let whole = pieces(state, state.kept(bucket).1);
+        let (params, kept) = state.kept_mut(bucket);
+        for (tensor, slice, elements, at) in whole {
+            let at = at.start - kept.start..at.end - kept.start;
+            bytes += 4 * at.len() as u64;
+            from.read(tensor, Kind::Param, slice, elements, &mut params[at])?;
+        }
+        if !state.buckets[bucket].plan.parameters {
+            continue;
+        }
+        let mine = pieces(state, state.buckets[bucket].owned.clone());
+        let BucketState { owned, moment1, moment2, .. } = &mut state.buckets[bucket];
+        for (tensor, slice, elements, at) in mine {
+            let at = at.start - owned.start..at.end - owned.start;
+            bytes += 8 * at.len() as u64;
+            from.read(tensor, Kind::Moment1, slice, elements.clone(), &mut moment1[at.clone()])?;
+            if !forgets {
+                from.read(tensor, Kind::Moment2, slice, elements, &mut moment2[at])?;
             }
         }
     }
-    Ok(())
+    Ok(bytes)
 }

@@ -27,10 +27,11 @@ use crate::launch::{Profiling, write_record};
 use crate::load::expert_load;
 use crate::mutant::{self, Mutant};
 use crate::optim::learning_rate;
-use crate::persist;
+use crate::persist::{self, Saved};
 use crate::pin;
 use crate::recover::{self, Fetched, Peers};
 use crate::sample::Sampling;
+use crate::saver::Saver;
 use crate::state::ChunkState;
 
 /// How often a checkpoint at the end of a run is tried before the run ends without it.
@@ -186,12 +187,14 @@ pub fn run(job: &Job, endpoint: Endpoint, start: Start, sink: &dyn Fn(Said)) -> 
         executor,
         sink,
         time: vec![("setup".into(), began.elapsed().as_secs_f64())],
+        saver: Saver::new(&job.run, rank, &job.checkpoints, loaded.step),
         failed_checkpoint: None,
         best: loaded.best,
         best_at_step: loaded.best,
         step: loaded.step,
         open_at: loaded.open.then_some(loaded.step),
     };
+    rank_run.saver.open_store(&job.run)?;
     match rank_run.steps(&loaded) {
         Ok(ended) => {
             rank_run.hand_over_spans();
@@ -267,6 +270,7 @@ struct RankRun<'a> {
     executor: Executor<'a>,
     sink: &'a dyn Fn(Said),
     time: Vec<(String, f64)>,
+    saver: Saver,
     /// Why the last try of a checkpoint failed, if it did.
     failed_checkpoint: Option<String>,
     best: Best,
@@ -313,7 +317,7 @@ impl RankRun<'_> {
 
     fn steps(&mut self, from: &Loaded) -> Result<Ended, TrainError> {
         let run = &self.job.run;
-        let (steps, every) = (run.train.steps, run.checkpoint.every);
+        let steps = run.train.steps;
         let mut ended = Ended::Finished;
         // What follows a step is done again where a world ended before all of it was done.
         let first = if from.open { from.step } else { from.step + 1 };
@@ -343,18 +347,22 @@ impl RankRun<'_> {
             if due(self.job.digest_every) {
                 self.hashes(step)?;
             }
-            let save = self.failed_checkpoint.is_some() || due(every) || (better && run.checkpoint.best);
-            if save && step < steps && !stop && self.checkpoint(step, step + 1)? {
+            let save = self.failed_checkpoint.is_some() || self.saver.due(step) || (better && run.checkpoint.best);
+            if save && step < steps && !stop && self.checkpoint_due(step)? {
                 saved = step;
             }
+            self.saver.news().into_iter().for_each(|event| self.say(event));
             if stop && step < steps {
                 ended = Ended::Stopped(step);
                 break;
             }
         }
+        saved = saved.max(self.drain()?);
         if saved < last {
             self.last_checkpoint(last)?;
         }
+        self.saver.end_store();
+        self.saver.news().into_iter().for_each(|event| self.say(event));
         let began = Instant::now();
         let digest = persist::digest(&self.executor, last * run.grid.batch() as u64)?;
         self.spent("digest", began);
@@ -400,6 +408,7 @@ impl RankRun<'_> {
         }
         self.spent("train", began);
         let seconds = began.elapsed().as_secs_f64();
+        self.saver.stepped(seconds);
         let tokens = run.tokens_per_step() as u64;
         let rate = tokens as f64 / seconds;
         let flops = rate * run.model.flops_per_token(run.train.seq);
@@ -505,19 +514,45 @@ impl RankRun<'_> {
         Ok(())
     }
 
+    /// The checkpoint of a due step; true if it is on disk.
+    fn checkpoint_due(&mut self, step: u64) -> Result<bool, TrainError> {
+        if !self.job.run.checkpoint.background {
+            return self.checkpoint(step, step + 1);
+        }
+        if self.open_at == Some(step) && self.is_saved(step)? {
+            return Ok(true);
+        }
+        let began = Instant::now();
+        self.saver.begin(&mut self.executor, step, &self.best)?;
+        self.spent("checkpoint", began);
+        Ok(false)
+    }
+
+    /// Waits for checkpoints under way; the newest step that was written beside the steps.
+    fn drain(&mut self) -> Result<u64, TrainError> {
+        let began = Instant::now();
+        let saved = self.saver.drain(&self.executor)?;
+        self.spent("checkpoint", began);
+        self.saver.news().into_iter().for_each(|event| self.say(event));
+        Ok(saved)
+    }
+
     /// True if it was written; if not, the run goes on and tries again after step `retry_at`.
     fn checkpoint(&mut self, step: u64, retry_at: u64) -> Result<bool, TrainError> {
         if self.open_at == Some(step) && self.is_saved(step)? {
             return Ok(true);
         }
         let began = Instant::now();
-        let result = persist::save(&mut self.executor, &self.job.checkpoints, step, &self.best)?;
+        let pending = self.saver.pending();
+        let result = persist::save(&mut self.executor, &self.job.checkpoints, step, &self.best, &pending)?;
         self.spent("checkpoint", began);
         self.failed_checkpoint = result.as_ref().err().cloned();
         match result {
             Ok(saved) => {
+                self.saver.wrote(step, &self.best);
                 let seconds = began.elapsed().as_secs_f64();
-                self.say(Event::Checkpoint { step, path: saved.path, bytes: saved.bytes, seconds });
+                let Saved { path, bytes, written_s } = saved;
+                self.say(Event::Checkpoint { step, path, bytes, seconds, written_s });
             }
             Err(reason) => self.say(Event::CheckpointFailed { step, reason, retry_at }),
         }

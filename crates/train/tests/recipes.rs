@@ -34,8 +34,12 @@ fn validations(events: &[Event]) -> Vec<(u64, f64)> {
 #[test]
 fn early_stop_is_the_same_under_every_layout_and_after_a_resume() {
     let folder = tempfile::tempdir().unwrap();
-    let one =
-        train_in(folder.path(), &with(&WORSE, &["checkpoint.every=1", "checkpoint.keep=20"]), None, Best::default());
+    let one = train_in(
+        folder.path(),
+        &with(&WORSE, &["checkpoint.every=1", "checkpoint.keep=20", "checkpoint.background=false"]),
+        None,
+        Best::default(),
+    );
     let Ended::Exhausted(last) = one.ended else { panic!("it ended as {:?}", one.ended) };
     assert!(last < 12, "{:?}", validations(&one.events));
     let split = train(&with(&WORSE, &SPLIT));
@@ -51,7 +55,7 @@ fn early_stop_is_the_same_under_every_layout_and_after_a_resume() {
 #[test]
 fn the_best_checkpoint_is_marked_and_kept() {
     let folder = tempfile::tempdir().unwrap();
-    let sets = ["train.patience=0", "checkpoint.best=true", "checkpoint.keep=1"];
+    let sets = ["train.patience=0", "checkpoint.best=true", "checkpoint.keep=1", "checkpoint.background=false"];
     let told = train_in(folder.path(), &with(&WORSE, &sets), None, Best::default());
     let seen = validations(&told.events);
     let best = seen.iter().copied().reduce(|a, b| if b.1 < a.1 { b } else { a }).unwrap();

@@ -27,6 +27,8 @@ pub use export::{ExportOptions, Exported, ReadRows, SHARD_BYTES_MAX, export, exp
 pub use folder::HfFolder;
 pub use native::export_checkpoint;
 
+use std::path::Path;
+
 use spec::tensors::{Role, Tensor};
 
 /// Config of the model in a folder.
@@ -35,6 +37,12 @@ pub const CONFIG: &str = "config.json";
 pub const SINGLE: &str = "model.safetensors";
 /// Which shard holds which tensor.
 pub const INDEX: &str = "model.safetensors.index.json";
+
+/// The tensors of one safetensors file: name, type, shape, bytes; by name.
+pub(crate) fn file_tensors(path: &Path) -> Result<Vec<(String, String, Vec<usize>, usize)>, HfError> {
+    let entries = shard::Shard::open(path)?.entries;
+    Ok(entries.into_iter().map(|(name, e)| (name, e.dtype.to_string(), e.shape, e.bytes.len())).collect())
+}
 
 /// The shape of a tensor in the files: without padding rows, vectors with one dimension.
 pub(crate) fn file_shape(tensor: &Tensor) -> Vec<usize> {

@@ -33,6 +33,9 @@ eval_sequences = 2
 [grid]
 dp = 4
 tp = 2
+# Steps take milliseconds here: a checkpoint beside them would take several.
+[checkpoint]
+background = false
 "#;
 
 /// Settings under which a step takes seconds.

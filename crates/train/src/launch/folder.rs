@@ -104,16 +104,17 @@ impl RunFolder {
         Best::replay(text.lines().filter_map(of), done)
     }
 
-    /// Creates the folder and its first files; also says what was set aside.
+    /// Creates the folder and its first files, sets the `damaged` steps aside, and says so.
     ///
     /// # Errors
     /// Where the system refuses.
-    pub fn create(&self, run: &Run) -> Result<(EventLog, Vec<String>), TrainError> {
+    pub fn create(&self, run: &Run, damaged: &[u64]) -> Result<(EventLog, Vec<String>), TrainError> {
         fs::create_dir_all(self.checkpoints()).map_err(|e| {
             let path = self.path.display();
             TrainError::BadInput(format!("the run directory {path} cannot be made: {e}; choose another --run-dir"))
         })?;
-        let notes = self.set_damaged_aside()?;
+        checkpoint::sweep(&self.checkpoints());
+        let notes = self.set_aside(damaged)?;
         fs::write(self.path.join("run.toml"), run.values.to_toml()).map_err(self.io("cannot write", "run.toml"))?;
         for name in ["interventions.jsonl", "events.jsonl"] {
             File::options()
@@ -127,13 +128,10 @@ impl RunFolder {
     }
 
     /// Steps that the run is about to write again must be free; what was saved is kept under another name.
-    fn set_damaged_aside(&self) -> Result<Vec<String>, TrainError> {
+    fn set_aside(&self, damaged: &[u64]) -> Result<Vec<String>, TrainError> {
         let mut notes = Vec::new();
-        for (step, _) in checkpoint::newest(&self.checkpoints())?.skipped {
-            let from = checkpoint::step_dir(&self.checkpoints(), step);
-            let name = |n: u32| from.with_extension(if n == 1 { "damaged".into() } else { format!("damaged-{n}") });
-            let to = (1..).map(name).find(|path| !path.exists()).expect("there are many numbers");
-            fs::rename(&from, &to).map_err(self.io("cannot set aside", "checkpoints"))?;
+        for step in damaged {
+            let to = checkpoint::store::set_aside(&checkpoint::step_dir(&self.checkpoints(), *step))?;
             notes.push(format!("the damaged checkpoint of step {step} is kept as {}", to.display()));
         }
         Ok(notes)

@@ -116,10 +116,11 @@ pub fn train_mutant(
         notes.extend(spec::hf::HfConfig::read(&from.join(checkpoint::hf::CONFIG))?.notes);
     }
     let folder = RunFolder::new(&request.folder);
-    let (resume, mut known) = folder.resume_point(run, &data.definition(run), request.resume)?;
+    let resume::Resume { checkpoint: resume, notes: mut known, damaged } =
+        folder.resume_point(run, &data.definition(run), request.resume)?;
     let done = resume.as_ref().map_or(0, |checkpoint| checkpoint.meta().step);
     let profiling = request.profile.map(|window| Profiling::new(window, run, done, folder.traces())).transpose()?;
-    let (mut log, set_aside) = folder.create(run)?;
+    let (mut log, set_aside) = folder.create(run, &damaged)?;
     if let Some(profiling) = &profiling {
         profiling.create()?;
     }

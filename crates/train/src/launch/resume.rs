@@ -12,50 +12,83 @@ use spec::Run;
 use super::RunFolder;
 use crate::error::TrainError;
 
+/// What a run begins with.
+#[derive(Debug, Default)]
+pub struct Resume {
+    /// The checkpoint that it goes on from, every byte of it read and good.
+    pub checkpoint: Option<Checkpoint>,
+    /// What the person should know about it.
+    pub notes: Vec<String>,
+    /// Steps in the run's folder that are damaged.
+    pub damaged: Vec<u64>,
+}
+
 impl RunFolder {
-    /// The checkpoint that the run goes on from, if any, and what the person should know about it.
+    /// The checkpoint that the run goes on from, if any: the newest good one, in its folder or in the store.
     ///
     /// # Errors
-    /// A folder that holds another run, or any run without `resume`; `resume` without a whole checkpoint of this run.
-    pub fn resume_point(
-        &self,
-        run: &Run,
-        definition: &str,
-        resume: bool,
-    ) -> Result<(Option<Checkpoint>, Vec<String>), TrainError> {
+    /// A folder that holds another run, or any run without `resume`; `resume` without a whole checkpoint of this run;
+    /// a store that holds another run's.
+    pub fn resume_point(&self, run: &Run, definition: &str, resume: bool) -> Result<Resume, TrainError> {
         let used = self.in_use()?;
         if !resume {
-            return if used {
-                Err(TrainError::BadInput(format!(
+            if used {
+                return Err(TrainError::BadInput(format!(
                     "the run directory {} holds something already; add --resume to go on with the run in it, or choose another --run-dir",
                     self.path().display()
-                )))
-            } else {
-                Ok((None, Vec::new()))
-            };
+                )));
+            }
+            if let Some(store) = &run.checkpoint.store
+                && !checkpoint::list(store)?.is_empty()
+            {
+                return Err(TrainError::BadInput(format!(
+                    "checkpoint.store {} holds checkpoints already; add --resume to go on from them, or name another folder",
+                    store.display()
+                )));
+            }
+            return Ok(Resume::default());
         }
-        let root = self.checkpoints();
-        let newest = checkpoint::newest(&root)?;
-        // Opened again for the reason with a look at what is older.
-        let reason = |(step, error): (u64, checkpoint::CheckpointError)| {
-            let again = Checkpoint::open(&checkpoint::step_dir(&root, step)).err();
-            (step, again.unwrap_or(error))
-        };
-        let skipped: Vec<_> = newest.skipped.into_iter().map(reason).collect();
-        let Some(found) = newest.checkpoint else {
-            let damaged = skipped.iter().map(|(_, e)| format!("\n  {e}")).collect::<String>();
-            return Err(TrainError::BadInput(format!(
-                "--resume finds no complete checkpoint under {}; start the run without --resume in another --run-dir{damaged}",
-                root.display()
-            )));
-        };
-        self.same_run(run, definition, &found)?;
-        whole(&found)?;
-        let passed = |(step, e): &(u64, _)| format!("the checkpoint of step {step} is passed over: {e}");
-        let mut notes: Vec<_> = skipped.iter().map(passed).collect();
-        let (from, path) = (found.meta().step, found.path().display());
-        notes.push(format!("going on after step {from} of {path}"));
-        Ok((Some(found), notes))
+        let mut resume = Resume::default();
+        let store = run.checkpoint.store.as_deref();
+        let mut found = Vec::new();
+        for root in std::iter::once(self.checkpoints().as_path()).chain(store) {
+            found.extend(checkpoint::list(root)?.into_iter().map(|(step, path)| (step, path, Some(root) == store)));
+        }
+        // The newest first; of one step the nearer one.
+        found.sort_by_key(|(step, _, far)| (std::cmp::Reverse(*step), *far));
+        let mut reasons = Vec::new();
+        for (step, path, far) in found {
+            let problem = match Checkpoint::open(&path) {
+                Err(e) => e,
+                Ok(one) => {
+                    self.same_run(run, definition, &one)?;
+                    // Every byte, before anything is touched.
+                    match one.verify_with(crate::pin::allowed().len()).problems.into_iter().next() {
+                        Some(problem) => problem,
+                        None => {
+                            let place = if far { " in the store" } else { "" };
+                            let text = format!("going on after step {step} of {}{place}", path.display());
+                            resume.notes.push(text);
+                            resume.checkpoint = Some(one);
+                            return Ok(resume);
+                        }
+                    }
+                }
+            };
+            if far {
+                resume.notes.push(format!("the copy of step {step} in the store is passed over: {problem}"));
+            } else {
+                resume.notes.push(format!("the checkpoint of step {step} is passed over: {problem}"));
+                resume.damaged.push(step);
+            }
+            reasons.push(format!("\n  {problem}"));
+        }
+        Err(TrainError::BadInput(format!(
+            "--resume finds no complete checkpoint under {}{}; start the run without --resume in another --run-dir{}",
+            self.checkpoints().display(),
+            store.map_or(String::new(), |store| format!(" or {}", store.display())),
+            reasons.concat()
+        )))
     }
 
     /// Whether something is in the folder that a new run must not touch. A place prepared for checkpoints is not.
@@ -101,19 +134,6 @@ fn has_steps(checkpoints: &Path) -> io::Result<bool> {
     }
     let mut names = fs::read_dir(checkpoints)?.map(|entry| Ok(entry?.file_name()));
     names.try_fold(false, |any, name: io::Result<_>| Ok(any || name?.to_string_lossy().starts_with("step-")))
-}
-
-/// That every byte is what was written, before anything is touched.
-fn whole(found: &Checkpoint) -> Result<(), TrainError> {
-    let Some(problem) = found.verify().problems.into_iter().next() else { return Ok(()) };
-    let folder = found.path().display();
-    let remedy = match problem.older() {
-        Some(_) => {
-            format!(" (rename {folder} to {folder}.damaged, which loses nothing, then give the same command again)")
-        }
-        None => ", so start the run again in another --run-dir".into(),
-    };
-    Err(TrainError::BadInput(format!("{problem}{remedy}")))
 }
 
 /// The keys whose values differ between two definitions, each with both values.

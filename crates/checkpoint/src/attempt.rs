@@ -1,0 +1,235 @@
+//! A checkpoint that several writers make without talking: each leaves its word on disk, one of them commits.
+//!
+//! An attempt has a folder of its own, `writing-TOKEN`, in which nothing is ever taken for a checkpoint. When every writer's
+//! part is there, the manifest is written, last, and the folder of the step is renamed into its place at once. So an attempt
+//! that dies anywhere, or whose writers belong to a world that is gone, touches no checkpoint and no other attempt.
+
+use std::fs;
+use std::io;
+use std::path::{Path, PathBuf};
+use std::thread::sleep;
+use std::time::{Duration, Instant};
+
+use serde::{Deserialize, Serialize};
+use spec::tensors::Tensor;
+
+use crate::commit::commit_to;
+use crate::error::CheckpointError;
+use crate::folder::{discard, has_manifest, step_dir};
+use crate::manifest::{FileEntry, Meta};
+use crate::storage::{Disk, Storage, write_whole};
+use crate::write::{PieceRef, write_pieces_to};
+
+/// How attempts' folders begin.
+const WRITING: &str = "writing-";
+/// How often the committer looks for parts.
+const LOOK: Duration = Duration::from_millis(5);
+
+/// The word of a writer.
+#[derive(Debug, Serialize, Deserialize)]
+enum Part {
+    Written(Vec<FileEntry>),
+    Failed(String),
+}
+
+/// One try at the checkpoint of a step.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Attempt {
+    /// The folder of checkpoints.
+    pub root: PathBuf,
+    /// The step.
+    pub step: u64,
+    /// Tells this try from all others; the same for all its writers.
+    pub token: u64,
+    /// Writers that leave a part.
+    pub writers: usize,
+}
+
+impl Attempt {
+    fn base(&self) -> PathBuf {
+        self.root.join(format!("{WRITING}{:016x}", self.token))
+    }
+
+    fn part(&self, writer: usize) -> PathBuf {
+        step_dir(&self.base(), self.step).join(format!("part-{writer:05}-of-{:05}.json", self.writers))
+    }
+
+    /// Writes the pieces of `writer` and leaves its part; if that fails, a part that says so.
+    ///
+    /// # Errors
+    /// As [`crate::write_pieces`]. Nothing of it is left but the word.
+    pub fn write(
+        &self,
+        writer: usize,
+        tensors: &[Tensor],
+        tp: usize,
+        pieces: &[PieceRef<'_>],
+    ) -> Result<(), CheckpointError> {
+        self.write_to(&Disk, writer, tensors, tp, pieces)
+    }
+
+    /// [`Attempt::write`] to any storage.
+    ///
+    /// # Errors
+    /// As [`Attempt::write`].
+    pub fn write_to(
+        &self,
+        storage: &dyn Storage,
+        writer: usize,
+        tensors: &[Tensor],
+        tp: usize,
+        pieces: &[PieceRef<'_>],
+    ) -> Result<(), CheckpointError> {
+        let folder = step_dir(&self.base(), self.step);
+        let created = storage.create_dir(&folder).map_err(CheckpointError::io("create", folder));
+        let written = created.and_then(|()| {
+            self.free()?;
+            write_pieces_to(storage, &self.base(), self.step, tensors, tp, pieces)
+        });
+        let left = written.and_then(|files| self.leave(storage, writer, &Part::Written(files)));
+        left.inspect_err(|error| self.fail_to(storage, writer, &error.to_string()))
+    }
+
+    /// Leaves the word that `writer` could not write.
+    pub fn fail(&self, writer: usize, reason: &str) {
+        self.fail_to(&Disk, writer, reason);
+    }
+
+    fn fail_to(&self, storage: &dyn Storage, writer: usize, reason: &str) {
+        let path = self.part(writer);
+        // Best effort: on a full disk an empty file may still find room, and says as much.
+        drop(path.parent().map(|folder| storage.create_dir(folder)));
+        if self.leave(storage, writer, &Part::Failed(reason.into())).is_err() {
+            drop(fs::write(&path, ""));
+        }
+    }
+
+    fn leave(&self, storage: &dyn Storage, writer: usize, part: &Part) -> Result<(), CheckpointError> {
+        let path = self.part(writer);
+        let text = serde_json::to_vec(part).expect("plain data has a JSON form");
+        write_whole(storage, &path, |file| file.write_all(&text)).map_err(|(action, cause)| CheckpointError::Io {
+            action,
+            path: path.clone(),
+            cause,
+        })
+    }
+
+    /// That the step has no checkpoint yet.
+    fn free(&self) -> Result<(), CheckpointError> {
+        let path = step_dir(&self.root, self.step);
+        match has_manifest(&path) {
+            true => Err(CheckpointError::Exists { step: self.step, path }),
+            false => Ok(()),
+        }
+    }
+
+    /// Waits for the parts of all writers, not after `until`, nor once `given_up` says so and a last look found some missing.
+    /// By one caller, the one that commits.
+    ///
+    /// # Errors
+    /// The reason why there will be no checkpoint.
+    pub fn collect(&self, until: Instant, given_up: &dyn Fn() -> bool) -> Result<Vec<FileEntry>, String> {
+        let mut files = Vec::new();
+        for writer in 0..self.writers {
+            loop {
+                let last = given_up() || Instant::now() > until;
+                match fs::read(self.part(writer)) {
+                    Ok(bytes) => {
+                        files.extend(
+                            parse(&bytes)
+                                .map_err(|reason| format!("rank {writer} could not write its part: {reason}"))?,
+                        );
+                        break;
+                    }
+                    Err(e) if e.kind() != io::ErrorKind::NotFound => {
+                        return Err(format!("the part of rank {writer} cannot be read: {e}"));
+                    }
+                    Err(_) if last => {
+                        return Err(format!("the part of rank {writer} of {} did not come", self.writers));
+                    }
+                    Err(_) => sleep(LOOK),
+                }
+            }
+        }
+        Ok(files)
+    }
+
+    /// Makes the collected files the checkpoint of the step; returns its folder.
+    ///
+    /// # Errors
+    /// As [`crate::commit`]; the attempt's files are then gone, and so is their space.
+    pub fn commit(&self, tensors: &[Tensor], meta: &Meta, files: Vec<FileEntry>) -> Result<PathBuf, CheckpointError> {
+        self.commit_to(&Disk, tensors, meta, files)
+    }
+
+    /// [`Attempt::commit`] to any storage.
+    ///
+    /// # Errors
+    /// As [`Attempt::commit`].
+    pub fn commit_to(
+        &self,
+        storage: &dyn Storage,
+        tensors: &[Tensor],
+        meta: &Meta,
+        files: Vec<FileEntry>,
+    ) -> Result<PathBuf, CheckpointError> {
+        let place = step_dir(&self.root, self.step);
+        let publish = || {
+            self.free()?;
+            let folder = commit_to(storage, &self.base(), tensors, meta, files)?;
+            for writer in 0..self.writers {
+                let path = self.part(writer);
+                storage.remove(&path).map_err(CheckpointError::io("remove", path))?;
+            }
+            // What an earlier life left there without a manifest means nothing.
+            if place.is_dir() {
+                discard(&self.root, self.step)?;
+            }
+            storage.rename(&folder, &place).map_err(CheckpointError::io("rename", folder))?;
+            storage.sync_dir(&self.root).map_err(CheckpointError::io("sync", &self.root))
+        };
+        let published = publish();
+        self.abandon();
+        published.map(|()| place)
+    }
+
+    /// Removes the attempt's folder, if it is there. Best effort: it is never read as a checkpoint.
+    pub fn abandon(&self) {
+        drop(fs::remove_dir_all(self.base()));
+    }
+
+    /// Removes what other attempts left under the root; by the committer of this one, since attempts follow one another.
+    pub fn sweep(&self) {
+        sweep_but(&self.root, &self.base());
+    }
+}
+
+/// Removes what attempts left under `root`; by who knows that none is under way.
+pub fn sweep(root: &Path) {
+    sweep_but(root, Path::new(""));
+}
+
+fn sweep_but(root: &Path, own: &Path) {
+    for path in fs::read_dir(root).into_iter().flatten().flatten().map(|entry| entry.path()) {
+        if path != own && is_attempt(&path) {
+            drop(fs::remove_dir_all(path));
+        }
+    }
+}
+
+/// That the name is one of ours to the letter.
+fn is_attempt(path: &Path) -> bool {
+    let name = path.file_name().and_then(|name| name.to_str()).unwrap_or_default();
+    let token = name.strip_prefix(WRITING).unwrap_or_default();
+    token.len() == 16 && token.bytes().all(|b| b.is_ascii_hexdigit())
+}
+
+fn parse(bytes: &[u8]) -> Result<Vec<FileEntry>, String> {
+    if bytes.is_empty() {
+        return Err("the disk has no room, not even for the reason".into());
+    }
+    match serde_json::from_slice(bytes).map_err(|e| format!("its word is unclear: {e}"))? {
+        Part::Written(files) => Ok(files),
+        Part::Failed(reason) => Err(reason),
+    }
+}

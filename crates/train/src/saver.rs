@@ -1,0 +1,397 @@
+//! Checkpoints beside the steps: a rank copies what it writes and goes on; a thread writes the copy.
+//!
+//! The ranks agree at a due step, in one small exchange, that all of them are free and which attempt this is. From there on
+//! nothing is exchanged: each leaves its part on disk, rank 0's thread looks for them and commits.
+
+use std::cell::Cell;
+use std::hash::{BuildHasher, Hasher, RandomState};
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::mpsc::{Receiver, RecvTimeoutError, TryRecvError, channel};
+use std::time::{Duration, Instant};
+
+use checkpoint::interval::{Measured, steps_between};
+use checkpoint::store::{Store, Uploader};
+use checkpoint::{Attempt, Meta, Retention, Snapshot};
+use events::Event;
+use rustix::time::{ClockId, clock_gettime};
+use spec::Run;
+use spec::tensors::Tensor;
+
+use crate::best::Best;
+use crate::error::TrainError;
+use crate::exec::Executor;
+use crate::persist::{self, Saved};
+
+/// The writer's niceness: where steps use every core it gets about a tenth of one.
+const WRITER_NICE: i32 = 10;
+/// A part that did not come by then does not come.
+const PART_LIMIT: Duration = Duration::from_secs(3600);
+/// How long parts are still waited for once the world has ended.
+const CLOSE_LIMIT: Duration = Duration::from_secs(5);
+/// How often ranks that wait for their writers at the end of a run say so.
+const DRAIN_LOOK: Duration = Duration::from_millis(50);
+/// How long the end of a run waits for the store.
+const STORE_LIMIT: Duration = Duration::from_secs(60);
+/// With `checkpoint.every = "auto"`: steps before the first checkpoint, whose cost is not known.
+const FIRST: u64 = 10;
+
+/// When a checkpoint is due.
+enum Due {
+    Multiples(u64),
+    /// Not before this step, which all ranks know alike.
+    Auto(u64),
+}
+
+/// A rank's writer of checkpoints.
+pub struct Saver {
+    root: PathBuf,
+    rank: usize,
+    due: Due,
+    stagger: Duration,
+    spare: Snapshot,
+    under_way: Option<Writing>,
+    /// What happened since it was last asked for.
+    news: Vec<Event>,
+    /// The newest step committed by rank 0's writer.
+    saved: u64,
+    /// A step's seconds, smoothed.
+    step_s: Option<f64>,
+    /// Of the last checkpoint: held the run up for, until its manifest; seconds.
+    cost: Option<(f64, f64)>,
+    gap: u64,
+    /// Rank 0's, if there is a store.
+    uploader: Option<Arc<Uploader>>,
+}
+
+struct Writing {
+    step: u64,
+    began: Instant,
+    /// Seconds that the rank waited for the copy.
+    waited: f64,
+    closing: Arc<AtomicBool>,
+    done: Receiver<Done>,
+}
+
+/// What a writer's thread gives back.
+struct Done {
+    snapshot: Snapshot,
+    /// Processor time of the thread, seconds.
+    cpu: f64,
+    /// Rank 0's: what came of it.
+    verdict: Option<Result<Saved, String>>,
+}
+
+/// What a writer's thread is given.
+struct Task {
+    attempt: Attempt,
+    rank: usize,
+    tensors: Vec<Tensor>,
+    tp: usize,
+    snapshot: Snapshot,
+    delay: Duration,
+    /// A deliberate fault.
+    disk_full: bool,
+    closing: Arc<AtomicBool>,
+    /// Rank 0's.
+    commit: Option<Commit>,
+}
+
+struct Commit {
+    meta: Meta,
+    best: Best,
+    run: Run,
+    uploader: Option<Arc<Uploader>>,
+}
+
+impl Saver {
+    /// The writer of `rank`, in a run that has `done` steps behind it.
+    pub fn new(run: &Run, rank: usize, root: &Path, done: u64) -> Self {
+        let config = &run.checkpoint;
+        Self {
+            root: root.to_owned(),
+            rank,
+            due: config.every.map_or(Due::Auto(done + FIRST), Due::Multiples),
+            stagger: Duration::from_millis(config.stagger_ms) * rank as u32,
+            spare: Snapshot::default(),
+            under_way: None,
+            news: Vec::new(),
+            saved: 0,
+            step_s: None,
+            cost: None,
+            gap: FIRST,
+            uploader: None,
+        }
+    }
+
+    /// Rank 0: starts what copies checkpoints to the store, if the run has one.
+    ///
+    /// # Errors
+    /// Where no thread can be started.
+    pub fn open_store(&mut self, run: &Run) -> Result<(), TrainError> {
+        let Some(folder) = run.checkpoint.store.as_ref().filter(|_| self.rank == 0) else { return Ok(()) };
+        let (keep, keep_every) = (run.checkpoint.keep, run.checkpoint.keep_every);
+        let retention = Retention { keep, keep_every, also: Vec::new() };
+        // The steps come first; where that is refused it only copies sooner.
+        let started = || {
+            let _ = rustix::process::nice(WRITER_NICE);
+        };
+        let uploader = Uploader::start(&self.root, Store::folder(folder), retention, started)
+            .map_err(|e| TrainError::Internal(format!("cannot start the copies to the store: {e}")))?;
+        // What an earlier life did not get there; what is there already costs a look.
+        if let Some(newest) = checkpoint::newest(&self.root)?.checkpoint {
+            uploader.push(newest.meta().step, Vec::new());
+        }
+        self.uploader = Some(Arc::new(uploader));
+        Ok(())
+    }
+
+    /// Steps whose checkpoints are not in the store yet.
+    pub fn pending(&self) -> Vec<u64> {
+        self.uploader.as_ref().map_or(Vec::new(), |uploader| uploader.pending())
+    }
+
+    /// Takes in that `step` was written while the ranks waited.
+    pub fn wrote(&mut self, step: u64, best: &Best) {
+        if let Some(uploader) = &self.uploader {
+            uploader.push(step, kept_for(best));
+        }
+    }
+
+    /// Rank 0, after the last checkpoint: waits for the store, within limits.
+    pub fn end_store(&mut self) {
+        let Some(uploader) = &self.uploader else { return };
+        if !uploader.wait(STORE_LIMIT) {
+            let steps = uploader.pending();
+            let text = format!(
+                "the checkpoints of steps {steps:?} are NOT in the store after {} s; they are in {}",
+                STORE_LIMIT.as_secs(),
+                self.root.display()
+            );
+            self.news.push(Event::Notice { text });
+        }
+    }
+
+    /// Whether the step is one after which a checkpoint is due; alike on all ranks.
+    pub fn due(&self, step: u64) -> bool {
+        match self.due {
+            Due::Multiples(every) => every > 0 && step.is_multiple_of(every),
+            Due::Auto(next) => step >= next,
+        }
+    }
+
+    /// Takes in how long a step took.
+    pub fn stepped(&mut self, seconds: f64) {
+        self.step_s = Some(self.step_s.map_or(seconds, |known| 0.9 * known + 0.1 * seconds));
+    }
+
+    /// What became of checkpoints since the last call; only rank 0 knows.
+    pub fn news(&mut self) -> Vec<Event> {
+        self.look(Duration::ZERO);
+        let words = self.uploader.iter().flat_map(|uploader| uploader.words());
+        self.news.extend(words.map(|text| Event::Notice { text }));
+        std::mem::take(&mut self.news)
+    }
+
+    /// Begins the checkpoint of the state after `step`, unless one is still being written on some rank. All ranks call it.
+    ///
+    /// # Errors
+    /// The fabric's.
+    pub fn begin(&mut self, executor: &mut Executor, step: u64, best: &Best) -> Result<(), TrainError> {
+        let began = Instant::now();
+        let disk_full = std::mem::take(&mut executor.faults.disk_full);
+        let executor = &*executor;
+        self.look(Duration::ZERO);
+        let why = self.adapt(executor.run);
+        let busy = self.under_way.as_ref().map_or(0, |writing| writing.step);
+        let mine: Vec<u8> =
+            [busy, RandomState::new().build_hasher().finish(), self.gap].iter().flat_map(|n| n.to_le_bytes()).collect();
+        let (endpoint, world) = (&executor.comm.endpoint, &executor.comm.world);
+        let all = endpoint.all_gather_bytes(world, &mine)?;
+        let words = all.iter().map(|bytes| decode(bytes)).collect::<Option<Vec<[u64; 3]>>>();
+        let words = words.ok_or_else(|| TrainError::Internal("a rank's word on a checkpoint is unclear".into()))?;
+        let [_, token, gap] = words[0];
+        if matches!(self.due, Due::Auto(_)) {
+            self.due = Due::Auto(step + gap);
+            self.news.extend(why.map(|text| Event::Notice { text }));
+        }
+        if let Some([under_way, ..]) = words.iter().find(|word| word[0] > 0) {
+            let text = format!(
+                "the checkpoint of step {step} is skipped: that of step {under_way} is still being written (checkpoint.every is shorter than a write takes)"
+            );
+            self.news.push(Event::Notice { text });
+            return Ok(());
+        }
+        let mut snapshot = std::mem::take(&mut self.spare);
+        snapshot.take(&persist::own_pieces(executor));
+        let attempt = Attempt { root: self.root.clone(), step, token, writers: words.len() };
+        let closing = Arc::new(AtomicBool::new(false));
+        let (tell, done) = channel();
+        let task = Task {
+            attempt,
+            rank: self.rank,
+            tensors: executor.tensors.clone(),
+            tp: executor.place.grid_tp,
+            snapshot,
+            delay: self.stagger,
+            disk_full,
+            closing: closing.clone(),
+            commit: (self.rank == 0).then(|| Commit {
+                meta: persist::meta(executor, step, None),
+                best: *best,
+                run: executor.run.clone(),
+                uploader: self.uploader.clone(),
+            }),
+        };
+        let thread = std::thread::Builder::new().name(format!("checkpoint-{}", self.rank));
+        let spawned = thread.spawn(move || drop(tell.send(task.run())));
+        spawned.map_err(|e| TrainError::Internal(format!("cannot start the writer of checkpoints: {e}")))?;
+        self.under_way = Some(Writing { step, began, waited: began.elapsed().as_secs_f64(), closing, done });
+        Ok(())
+    }
+
+    /// Waits until no rank is writing; returns the newest step that this run's writers committed, alike on all ranks.
+    ///
+    /// # Errors
+    /// The fabric's.
+    pub fn drain(&mut self, executor: &Executor) -> Result<u64, TrainError> {
+        loop {
+            self.look(DRAIN_LOOK);
+            // A word now and then, so that no exchange waits as long as a slow disk may take.
+            let busy = u64::from(self.under_way.is_some());
+            let mine: Vec<u8> = [busy, self.saved, 0].iter().flat_map(|n| n.to_le_bytes()).collect();
+            let all = executor.comm.endpoint.all_gather_bytes(&executor.comm.world, &mine)?;
+            let words = all.iter().map(|bytes| decode(bytes)).collect::<Option<Vec<[u64; 3]>>>();
+            let words = words.ok_or_else(|| TrainError::Internal("a rank's word on a checkpoint is unclear".into()))?;
+            if words.iter().all(|word| word[0] == 0) {
+                return Ok(words[0][1]);
+            }
+        }
+    }
+
+    /// Takes in what the writer's thread gave back, if it ends within `patience`.
+    fn look(&mut self, patience: Duration) {
+        let Some(writing) = &self.under_way else { return };
+        let done = match patience.is_zero() {
+            true => writing.done.try_recv().map_err(|e| e == TryRecvError::Disconnected),
+            false => writing.done.recv_timeout(patience).map_err(|e| e == RecvTimeoutError::Disconnected),
+        };
+        let (step, waited, seconds) = (writing.step, writing.waited, writing.began.elapsed().as_secs_f64());
+        let verdict = match done {
+            Err(false) => return,
+            Err(true) => Some(Err("its writer panicked; the message is on standard error".into())),
+            Ok(Done { snapshot, cpu, verdict }) => {
+                self.spare = snapshot;
+                self.cost = Some((waited + cpu, seconds));
+                verdict
+            }
+        };
+        self.under_way = None;
+        match verdict {
+            Some(Ok(saved)) => {
+                self.saved = step;
+                let Saved { path, bytes, written_s } = saved;
+                self.news.push(Event::Checkpoint { step, path, bytes, seconds: waited, written_s });
+            }
+            Some(Err(reason)) => {
+                let retry_at = match self.due {
+                    Due::Auto(next) => next,
+                    Due::Multiples(every) => step + every.max(1),
+                };
+                self.news.push(Event::CheckpointFailed { step, reason, retry_at });
+            }
+            None => {}
+        }
+    }
+
+    /// With `checkpoint.every = "auto"`, rank 0: the steps to the next checkpoint; the reason, if they are others now.
+    fn adapt(&mut self, run: &Run) -> Option<String> {
+        if self.rank > 0 || run.checkpoint.every.is_some() {
+            return None;
+        }
+        let ((cost, written), step) = (self.cost?, self.step_s?);
+        let world = run.layout.world();
+        let hosts = world.div_ceil(run.layout.ranks_per_host.unwrap_or(world)) as f64;
+        let failures_per_host_day = run.checkpoint.failures_per_host_day;
+        let (gap, why) = steps_between(Measured { cost, written, step, hosts, failures_per_host_day });
+        // Measurements scatter; a tenth is not worth a word.
+        if gap.abs_diff(self.gap) * 10 <= self.gap {
+            return None;
+        }
+        self.gap = gap;
+        Some(format!("checkpoint.every = \"auto\": the next one in {gap} steps: {why}"))
+    }
+}
+
+impl Drop for Saver {
+    fn drop(&mut self) {
+        let Some(writing) = self.under_way.take() else { return };
+        // The world has ended. Its writers go on by themselves, as long as their processes do: what can be finished is, and the
+        // folder of an attempt is never taken for a checkpoint.
+        writing.closing.store(true, Ordering::Relaxed);
+    }
+}
+
+/// Steps that are kept for what they are.
+fn kept_for(best: &Best) -> Vec<u64> {
+    best.best.iter().map(|(step, _)| *step).collect()
+}
+
+fn decode(bytes: &[u8]) -> Option<[u64; 3]> {
+    let (numbers, rest) = bytes.as_chunks::<8>();
+    let numbers: [[u8; 8]; 3] = numbers.try_into().ok()?;
+    rest.is_empty().then(|| numbers.map(u64::from_le_bytes))
+}
+
+impl Task {
+    fn run(self) -> Done {
+        let began = Instant::now();
+        let Self { attempt, rank, tensors, tp, snapshot, delay, disk_full, closing, commit } = self;
+        // The steps come first; where that is refused it only writes sooner.
+        let _ = rustix::process::nice(WRITER_NICE);
+        if commit.is_some() {
+            attempt.sweep();
+        }
+        while began.elapsed() < delay && !closing.load(Ordering::Relaxed) {
+            std::thread::sleep(Duration::from_millis(5).min(delay));
+        }
+        if disk_full {
+            attempt.fail(rank, "no space left on device (injected)");
+        } else {
+            // What fails here is in the part that the committer reads.
+            let _ = attempt.write(rank, &tensors, tp, &snapshot.pieces());
+        }
+        let verdict = commit.map(|Commit { meta, best, run, uploader }| {
+            let closed = Cell::new(None);
+            let given_up = || {
+                let since = closing.load(Ordering::Relaxed).then(|| closed.get().unwrap_or_else(Instant::now));
+                closed.set(since);
+                since.is_some_and(|since| since.elapsed() > CLOSE_LIMIT)
+            };
+            let files = attempt.collect(began + PART_LIMIT, &given_up);
+            let committed = files.and_then(|files| {
+                let bytes = files.iter().map(|file| file.bytes).sum();
+                let path = attempt.commit(&tensors, &meta, files).map_err(|e| e.to_string())?;
+                Ok((path, bytes))
+            });
+            let written_s = Some(began.elapsed().as_secs_f64());
+            match committed {
+                Ok((path, bytes)) => {
+                    if let Some(uploader) = &uploader {
+                        uploader.push(attempt.step, kept_for(&best));
+                    }
+                    let pending = uploader.map_or(Vec::new(), |uploader| uploader.pending());
+                    persist::settle(&attempt.root, &run, &best, &pending);
+                    Ok(Saved { path: path.display().to_string(), bytes, written_s })
+                }
+                Err(reason) => {
+                    attempt.abandon();
+                    Err(reason)
+                }
+            }
+        });
+        let cpu = clock_gettime(ClockId::ThreadCPUTime);
+        Done { snapshot, cpu: cpu.tv_sec as f64 + cpu.tv_nsec as f64 * 1e-9, verdict }
+    }
+}
