@@ -1,4 +1,7 @@
-//! `lockstep ckpt`: what is in a run's checkpoints, whether it is whole, and out as a Hugging Face folder.
+//! `lockstep ckpt`: what is in checkpoints, whether it is whole, and from one form to another.
+
+mod look;
+mod make;
 
 use std::path::{Path, PathBuf};
 
@@ -8,19 +11,72 @@ use spec::Run;
 use spec::hf::{Export, HfConfig, Style};
 use train::TrainError;
 
+use crate::RunArgs;
 use crate::show::line;
 
+#[derive(clap::Args)]
+pub struct Args {
+    #[command(subcommand)]
+    command: Command,
+    /// One JSON object per line.
+    #[arg(long, global = true)]
+    json: bool,
+}
+
 #[derive(clap::Subcommand)]
-pub enum Command {
-    /// List the checkpoints of a run.
+enum Command {
+    /// List the checkpoints of a run, or the tensors of a torch DCP or safetensors folder.
     Ls {
-        /// The run's folder.
-        run_dir: PathBuf,
-    },
-    /// Read a checkpoint whole and check every hash.
-    Verify {
-        /// The run's folder (its newest checkpoint), or one checkpoint.
+        /// The run's folder, or a foreign checkpoint.
         path: PathBuf,
+    },
+    /// Read a checkpoint whole and check every hash; of foreign ones the structure. Exit code 2 if something is wrong.
+    Verify {
+        /// The run's folder (its newest checkpoint), or one checkpoint, or a foreign one.
+        path: PathBuf,
+        /// Every checkpoint of the run.
+        #[arg(long)]
+        all: bool,
+        /// Threads [default: all cores]
+        #[arg(long, value_name = "N")]
+        jobs: Option<usize>,
+    },
+    /// Compare two checkpoints tensor by tensor. Exit code 1 if they differ.
+    Diff {
+        /// A run's folder (its newest checkpoint), or one checkpoint.
+        a: PathBuf,
+        /// Another.
+        b: PathBuf,
+    },
+    /// Prove that a layout loads a checkpoint; rewrite it where another grid.tp cuts it otherwise.
+    Reshard {
+        /// A run's folder (its newest checkpoint), or one checkpoint in it.
+        path: PathBuf,
+        /// The target, such as `layout.dp=4` or `grid.tp=2`.
+        #[arg(long = "set", value_name = "KEY=VALUE", num_args = 1..)]
+        sets: Vec<String>,
+        /// The run's folder to write, where something is to be rewritten.
+        #[arg(long, value_name = "DIR")]
+        out: Option<PathBuf>,
+    },
+    /// Average the parameters of checkpoints in float64; moments are those of the latest.
+    Average {
+        /// Checkpoints of one model.
+        #[arg(required = true, num_args = 2..)]
+        paths: Vec<PathBuf>,
+        /// The run's folder to write; it must not exist or be empty.
+        #[arg(long, value_name = "DIR")]
+        out: PathBuf,
+    },
+    /// A Hugging Face folder as the checkpoint of step 0 of a run.
+    Import {
+        /// The folder: config.json and safetensors.
+        hf: PathBuf,
+        #[command(flatten)]
+        run: RunArgs,
+        /// The run's folder to write; it must not exist or be empty.
+        #[arg(long, value_name = "DIR")]
+        out: PathBuf,
     },
     /// Write a checkpoint as a Hugging Face folder.
     Export {
@@ -38,41 +94,59 @@ pub enum Command {
     },
 }
 
-pub fn run(command: &Command) -> Result<u8, TrainError> {
-    match command {
-        Command::Ls { run_dir } => list(run_dir),
-        Command::Verify { path } => verify(path),
-        Command::Export { path, hf, dtype, shard_bytes_max } => export(path, hf, dtype, *shard_bytes_max),
+/// Lines for a person, or objects for a program.
+#[derive(Clone, Copy)]
+struct Say {
+    json: bool,
+}
+
+impl Say {
+    fn line(self, text: &str) {
+        if !self.json {
+            line(text);
+        }
+    }
+
+    fn object(self, kind: &str, mut object: serde_json::Value) {
+        if self.json {
+            object["kind"] = kind.into();
+            object["schema"] = events::SCHEMA.into();
+            line(&object.to_string());
+        }
     }
 }
 
-fn list(run_dir: &Path) -> Result<u8, TrainError> {
-    let root = run_dir.join("checkpoints");
-    let found = checkpoint::list(&root)?;
-    if found.is_empty() {
-        line(&format!("no checkpoint under {}", root.display()));
+pub fn run(args: &Args) -> Result<u8, TrainError> {
+    let say = Say { json: args.json };
+    match &args.command {
+        Command::Ls { path } => look::list(say, path),
+        Command::Verify { path, all, jobs } => look::verify(say, path, *all, *jobs),
+        Command::Diff { a, b } => look::diff(say, a, b),
+        Command::Reshard { path, sets, out } => make::reshard(say, path, sets, out.as_deref()),
+        Command::Average { paths, out } => make::average(say, paths, out),
+        Command::Import { hf, run, out } => make::import(say, hf, &run.load()?, out),
+        Command::Export { path, hf, dtype, shard_bytes_max } => export(say, path, hf, dtype, *shard_bytes_max),
     }
-    for (step, path) in found {
-        match Checkpoint::open(&path) {
-            Ok(open) => {
-                let bytes: u64 = open.files().iter().map(|f| f.bytes).sum();
-                let digest = open.meta().digest.clone().unwrap_or_default();
-                line(&format!("step {step} | {:.1} MB | digest {digest} | {}", bytes as f64 / 1e6, path.display()));
-            }
-            Err(e) => line(&format!("step {step} | damaged: {e}")),
-        }
-    }
-    Ok(0)
+}
+
+/// Where the checkpoints of the run at `path` are, if it is a run's folder.
+fn checkpoints_of(path: &Path) -> Option<PathBuf> {
+    let root = path.join("checkpoints");
+    root.is_dir().then_some(root)
 }
 
 /// The checkpoint at `path`, or the newest one of the run at `path`, with the run's folder.
-fn open(path: &Path) -> Result<(Checkpoint, PathBuf), TrainError> {
+fn open(say: Say, path: &Path) -> Result<(Checkpoint, PathBuf), TrainError> {
     if path.join(checkpoint::MANIFEST).exists() {
         let run = path.parent().and_then(Path::parent).unwrap_or(Path::new("."));
         return Ok((Checkpoint::open(path)?, run.to_owned()));
     }
     let newest = checkpoint::newest(&path.join("checkpoints"))?;
-    newest.skipped.iter().for_each(|(step, e)| line(&format!("the checkpoint of step {step} is passed over: {e}")));
+    for (step, e) in &newest.skipped {
+        let text = format!("the checkpoint of step {step} is passed over: {e}");
+        say.line(&text);
+        say.object("notice", serde_json::json!({ "text": text }));
+    }
     match newest.checkpoint {
         Some(found) => Ok((found, path.to_owned())),
         None => Err(TrainError::BadInput(format!(
@@ -82,28 +156,13 @@ fn open(path: &Path) -> Result<(Checkpoint, PathBuf), TrainError> {
     }
 }
 
-fn verify(path: &Path) -> Result<u8, TrainError> {
-    let (found, _) = open(path)?;
-    let report = found.verify();
-    report.problems.iter().for_each(|problem| line(&format!("{problem}")));
-    let verdict = if report.good() { "good" } else { "DAMAGED" };
-    line(&format!(
-        "{verdict}: step {}, {} files, {:.1} MB read, {} problems",
-        report.step,
-        report.files,
-        report.bytes as f64 / 1e6,
-        report.problems.len()
-    ));
-    Ok(if report.good() { 0 } else { 2 })
-}
-
-fn export(path: &Path, out: &Path, dtype: &str, shard_bytes_max: u64) -> Result<u8, TrainError> {
+fn export(say: Say, path: &Path, out: &Path, dtype: &str, shard_bytes_max: u64) -> Result<u8, TrainError> {
     let dtype = match dtype {
         "f32" => Dtype::F32,
         "bf16" => Dtype::Bf16,
         other => return Err(TrainError::BadInput(format!("--dtype {other}: it must be f32 or bf16"))),
     };
-    let (found, folder) = open(path)?;
+    let (found, folder) = open(say, path)?;
     let run = Run::load(&folder.join("run.toml"), &[], crate::cores())?;
     spec::hf::Arch::holds(&run.model)?;
     let source = run.from.as_ref().map(|from| HfConfig::read(&from.join(hf::CONFIG))).transpose()?;
@@ -122,7 +181,11 @@ fn export(path: &Path, out: &Path, dtype: &str, shard_bytes_max: u64) -> Result<
     if let Some(from) = &run.from {
         hf::copy_companions(from, out)?;
     }
-    line(&format!(
+    say.object(
+        "export",
+        serde_json::json!({"step": found.meta().step, "path": out, "parameters": written.parameters, "files": written.files, "bytes": written.bytes}),
+    );
+    say.line(&format!(
         "step {} as {}: {} parameters, {} files, {:.1} MB",
         found.meta().step,
         out.display(),

@@ -39,9 +39,8 @@ enum Command {
     Check(check::Args),
     /// Loss, logits and gradients of a Hugging Face model on a batch, under any layout.
     Eval(eval::Args),
-    /// Look into checkpoints, verify them, export them.
-    #[command(subcommand)]
-    Ckpt(ckpt::Command),
+    /// Look into checkpoints, verify and compare them, turn them into other forms.
+    Ckpt(ckpt::Args),
     /// Turn text into tokens, look at data.
     #[command(subcommand)]
     Data(data_cmd::Command),
@@ -84,7 +83,7 @@ fn main() -> ExitCode {
         Command::Check(args) => check::run(&args),
         Command::Data(command) => data_cmd::run(&command),
         Command::Eval(args) => eval::run(&args),
-        Command::Ckpt(command) => ckpt::run(&command),
+        Command::Ckpt(args) => ckpt::run(&args),
         Command::Doctor(args) => doctor::run(&args),
         Command::Rank => {
             // Ctrl-C at a terminal, `timeout` and service managers signal every process of the group; the parent decides.

@@ -1,8 +1,10 @@
 //! What a user of the binary sees: messages, exit codes, files, processes and digests.
 
 mod agent;
+mod background;
 mod bad_input;
 mod check;
+mod ckpt;
 mod common;
 mod damaged;
 mod disk;

@@ -1,0 +1,184 @@
+//! `ckpt reshard`, `average` and `import`: a run's folder with one checkpoint, made of other state.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use checkpoint::hf::HfFolder;
+use checkpoint::{Checkpoint, Disk, Kind, Meta, TensorEntry, mean, write_tensors};
+use serde_json::json;
+use spec::Run;
+use spec::tensors::{Tensor, tensors};
+use train::TrainError;
+use train::corpus::Corpus;
+use train::persist::load_every_rank;
+
+use super::{Say, open};
+
+/// How the last part of a definition begins: what the data turned out to be.
+const DATA_FOUND: &str = "\n[data found]";
+
+/// A folder that does not exist, or is empty.
+fn fresh(out: &Path) -> Result<(), TrainError> {
+    let empty = fs::read_dir(out).map(|mut found| found.next().is_none()).unwrap_or(!out.exists());
+    match empty {
+        true => Ok(()),
+        false => Err(TrainError::BadInput(format!("{} holds something already; choose another --out", out.display()))),
+    }
+}
+
+/// Writes the folder: the run file, then the checkpoint.
+fn write(
+    out: &Path,
+    run_toml: &str,
+    tensors: &[Tensor],
+    meta: &Meta,
+    source: &mut dyn FnMut(usize, Kind) -> Result<Vec<f32>, TrainError>,
+) -> Result<Checkpoint, TrainError> {
+    let io = |what, path: PathBuf| move |source| TrainError::Io { what, path, source };
+    let root = out.join("checkpoints");
+    fs::create_dir_all(&root).map_err(io("cannot create", root.clone()))?;
+    let file = out.join("run.toml");
+    fs::write(&file, run_toml).map_err(io("cannot write", file))?;
+    let path = write_tensors(&Disk, &root, tensors, meta, source)?;
+    Ok(Checkpoint::open(&path)?)
+}
+
+/// That a checkpoint holds the tensors of a model, however they are cut.
+fn holds(from: &Checkpoint, tensors: &[Tensor]) -> Result<(), TrainError> {
+    let (ours, theirs) = (tensors.iter().map(|t| TensorEntry::of(t, from.meta().tp)), from.tensors());
+    match ours.len() == theirs.len() && ours.zip(theirs).all(|(ours, theirs)| ours == *theirs) {
+        true => Ok(()),
+        false => Err(TrainError::BadInput(format!(
+            "{} does not hold the tensors of the model in its run file (run.toml two folders up); was it moved?",
+            from.path().display()
+        ))),
+    }
+}
+
+pub fn reshard(say: Say, path: &Path, sets: &[String], out: Option<&Path>) -> Result<u8, TrainError> {
+    let (from, folder) = open(say, path)?;
+    let name = folder.join("run.toml");
+    let run = Run::load(&name, sets, crate::cores())?;
+    let tensors = tensors(&run.model);
+    holds(&from, &tensors)?;
+    let meta = from.meta();
+    if run.grid.tp == meta.tp {
+        let bytes = load_every_rank(&run, &from)?;
+        let total: u64 = bytes.iter().sum();
+        say.line(&format!(
+            "nothing to rewrite: shards are named by tensor and slice, any layout reads them. Every rank of {} loaded step {}: {} ranks, {:.1} MB in all, at most {:.1} MB a rank",
+            run.layout,
+            meta.step,
+            bytes.len(),
+            total as f64 / 1e6,
+            bytes.iter().max().copied().unwrap_or(0) as f64 / 1e6
+        ));
+        say.object(
+            "reshard",
+            json!({"step": meta.step, "layout": run.layout.to_string(), "rewritten": false, "bytes_by_rank": bytes}),
+        );
+        return Ok(0);
+    }
+    let Some(out) = out else {
+        return Err(TrainError::BadInput(format!(
+            "grid.tp = {} cuts the state otherwise than the checkpoint's {}: give --out DIR for the rewritten one",
+            run.grid.tp, meta.tp
+        )));
+    };
+    fresh(out)?;
+    let found = meta.definition.find(DATA_FOUND).map_or("", |at| &meta.definition[at..]);
+    let definition = run.definition() + found;
+    let meta = Meta { tp: run.grid.tp, definition, digest: None, ..meta.clone() };
+    let mut source = |tensor, kind| Ok(from.read_tensor(tensor, kind)?);
+    let made = write(out, &run.values.to_toml(), &tensors, &meta, &mut source)?;
+    let bytes = load_every_rank(&run, &made)?;
+    say.line(&format!(
+        "step {} of {} cut for {} tensor cells in {}; every rank of {} loaded it",
+        meta.step,
+        from.path().display(),
+        meta.tp,
+        made.path().display(),
+        run.layout
+    ));
+    say.object(
+        "reshard",
+        json!({"step": meta.step, "layout": run.layout.to_string(), "rewritten": true, "tp": meta.tp, "path": made.path(), "bytes_by_rank": bytes}),
+    );
+    Ok(0)
+}
+
+pub fn average(say: Say, paths: &[PathBuf], out: &Path) -> Result<u8, TrainError> {
+    fresh(out)?;
+    let mut all = Vec::new();
+    let mut folder = PathBuf::new();
+    for path in paths {
+        let (found, its) = open(say, path)?;
+        all.push(found);
+        folder = its;
+    }
+    let last = all.iter().enumerate().max_by_key(|(_, one)| one.meta().step).map_or(0, |(i, _)| i);
+    let name = folder.join("run.toml");
+    let run = Run::load(&name, &[], crate::cores())?;
+    let tensors = tensors(&run.model);
+    all.iter().try_for_each(|one| holds(one, &tensors))?;
+    let steps: Vec<u64> = all.iter().map(|one| one.meta().step).collect();
+    let of = steps.iter().map(u64::to_string).collect::<Vec<_>>().join(", ");
+    let newest = all[last].meta();
+    // It is no state that the run passed through: its definition says so, and the run does not go on from it unawares.
+    let definition = format!("{}\n[average]\nsteps = [{of}]\n", newest.definition);
+    let meta = Meta { definition, digest: None, ..newest.clone() };
+    let mut source = |tensor: usize, kind| -> Result<Vec<f32>, TrainError> {
+        match kind {
+            Kind::Param => Ok(mean(&all, &tensors[tensor].name)?),
+            _ => Ok(all[last].read_tensor(tensor, kind)?),
+        }
+    };
+    let text =
+        fs::read_to_string(&name).map_err(|source| TrainError::Io { what: "cannot read", path: name, source })?;
+    let made = write(out, &text, &tensors, &meta, &mut source)?;
+    say.line(&format!(
+        "parameters averaged over the steps {of} in float64, moments of step {}: {}; `lockstep ckpt export {} --hf DIR` makes a Hugging Face folder of it, which `eval` and model.from take",
+        newest.step,
+        made.path().display(),
+        out.display()
+    ));
+    say.object(
+        "average",
+        json!({"steps": steps, "moments_of": newest.step, "path": made.path(), "digest": made.meta().digest}),
+    );
+    Ok(0)
+}
+
+pub fn import(say: Say, from: &Path, run: &Run, out: &Path) -> Result<u8, TrainError> {
+    fresh(out)?;
+    let weights = HfFolder::open(from, &run.model)?;
+    let definition = Corpus::open(run)?.definition(run);
+    let meta = Meta {
+        step: 0,
+        cursor: 0,
+        definition,
+        numerics_version: kernels::NUMERICS_VERSION,
+        tp: run.grid.tp,
+        digest: None,
+        taken_unix_ms: None,
+    };
+    let tensors = tensors(&run.model);
+    let mut source = |tensor: usize, kind| -> Result<Vec<f32>, TrainError> {
+        let Tensor { rows, cols, .. } = tensors[tensor];
+        let mut values = vec![0.0; rows * cols];
+        if kind == Kind::Param {
+            weights.read(tensor, 0, 1, 0..values.len(), &mut values)?;
+        }
+        Ok(values)
+    };
+    let made = write(out, &run.values.to_toml(), &tensors, &meta, &mut source)?;
+    weights.notes().iter().for_each(|note| say.line(note));
+    say.line(&format!(
+        "weights of {} as step 0, moments zero: {}; `lockstep train RUN.toml --run-dir {} --resume` goes on from there",
+        from.display(),
+        made.path().display(),
+        out.display()
+    ));
+    say.object("import", json!({"path": made.path(), "digest": made.meta().digest, "notes": weights.notes()}));
+    Ok(0)
+}
