@@ -60,13 +60,13 @@ impl Checkpoint {
                 let entry = &other.tensors()[j];
                 if (ours.rows, ours.cols) != (entry.rows, entry.cols) {
                     tell(Difference::Shape([ours.rows, ours.cols, entry.rows, entry.cols]));
-                } else if *ours != *entry || self.hashes(i, kind) != other.hashes(j, kind) {
-                    if let Some(difference) =
-                        values(&self.read_tensor(i, kind)?, &other.read_tensor(j, kind)?, ours.cols)
-                    {
-                        tell(difference);
-                    }
+                    continue;
                 }
+                if *ours == *entry && self.hashes(i, kind) == other.hashes(j, kind) {
+                    continue;
+                }
+                let (a, b) = (self.read_tensor(i, kind)?, other.read_tensor(j, kind)?);
+                values(&a, &b, ours.cols).into_iter().for_each(tell);
             }
         }
         for theirs in other.tensors().iter().filter(|tensor| self.tensor_index(&tensor.name).is_none()) {

@@ -76,13 +76,9 @@ pub fn look(path: &Path) -> Result<Option<Structure>, CheckpointError> {
         let size = fs::metadata(&path).map_err(CheckpointError::io("read", &path))?.len();
         structure.files.push((name.clone(), size));
         match file_tensors(&path) {
-            Ok(tensors) => structure.tensors.extend(tensors.into_iter().map(|(tensor, dtype, shape, bytes)| Listed {
-                name: tensor,
-                dtype,
-                shape: Some(shape.into_iter().map(|n| n as u64).collect()),
-                bytes: bytes as u64,
-                files: vec![name.clone()],
-            })),
+            Ok(tensors) => {
+                structure.tensors.extend(tensors.into_iter().map(|t| Listed { files: vec![name.clone()], ..t }));
+            }
             Err(error) => structure.problems.push(error.to_string()),
         }
     }

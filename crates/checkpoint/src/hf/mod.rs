@@ -31,6 +31,8 @@ use std::path::Path;
 
 use spec::tensors::{Role, Tensor};
 
+use crate::foreign::Listed;
+
 /// Config of the model in a folder.
 pub const CONFIG: &str = "config.json";
 /// Weights in one file.
@@ -38,10 +40,16 @@ pub const SINGLE: &str = "model.safetensors";
 /// Which shard holds which tensor.
 pub const INDEX: &str = "model.safetensors.index.json";
 
-/// The tensors of one safetensors file: name, type, shape, bytes; by name.
-pub(crate) fn file_tensors(path: &Path) -> Result<Vec<(String, String, Vec<usize>, usize)>, HfError> {
-    let entries = shard::Shard::open(path)?.entries;
-    Ok(entries.into_iter().map(|(name, e)| (name, e.dtype.to_string(), e.shape, e.bytes.len())).collect())
+/// The tensors of one safetensors file, by name; their `files` are left to the caller.
+pub(crate) fn file_tensors(path: &Path) -> Result<Vec<Listed>, HfError> {
+    let listed = |(name, entry): (String, shard::Entry)| Listed {
+        name,
+        dtype: entry.dtype.to_string(),
+        shape: Some(entry.shape.iter().map(|n| *n as u64).collect()),
+        bytes: entry.bytes.len() as u64,
+        files: Vec::new(),
+    };
+    Ok(shard::Shard::open(path)?.entries.into_iter().map(listed).collect())
 }
 
 /// The shape of a tensor in the files: without padding rows, vectors with one dimension.
