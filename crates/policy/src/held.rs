@@ -1,6 +1,7 @@
 //! What the ranks of an ended world hold together (the transaction: a step is applied by all or by none).
 
 use crate::input::{Decided, Held};
+use crate::transaction::{Holding, Resumption, resume};
 
 /// What all that are believed agree on.
 #[derive(Debug, Clone, PartialEq)]
@@ -16,20 +17,23 @@ pub struct Agreement {
 /// The step that the ranks of a world go on from: one more than the lowest if anybody knows that it was committed. `held` is by
 /// rank; none: the process is gone. None if nobody holds anything.
 pub fn agree(held: &[Option<&Held>]) -> Option<Agreement> {
-    let sound = |h: &&Held| h.corrupt.is_empty() && h.step.is_some();
-    let all = || held.iter().flatten().copied().filter(sound);
-    let decisions = || held.iter().flatten().filter_map(|h| h.decided.as_ref());
-    let highest = all().filter_map(|h| h.step).max()?;
-    // A decision that was seen is a commit, also where nobody has applied it yet: but only with gradients to apply it with.
-    let ready = |h: &Held, d: &Decided| h.step.map(|s| s + 1) == Some(d.step) && h.prepared;
-    let seen = decisions().filter(|d| all().any(|h| ready(h, d))).map(|d| d.step).max();
-    let step = seen.map_or(highest, |s| s.max(highest));
-    let forward = decisions().find(|d| d.step == step).cloned();
-    let comes =
-        |h: &Held| h.step == Some(step) || (h.step.map(|s| s + 1) == Some(step) && h.prepared && forward.is_some());
-    let holds: Vec<_> = held.iter().map(|h| h.is_some_and(|h| sound(&h) && comes(h))).collect();
-    let behind = held.iter().zip(&holds).any(|(h, holds)| *holds && h.is_some_and(|h| h.step != Some(step)));
-    Some(Agreement { step, forward: forward.filter(|_| behind), holds })
+    let holding = |(rank, held): (usize, &Option<&Held>)| {
+        let held = (*held)?;
+        Some(Holding {
+            generation: 0,
+            settled: true,
+            rank: rank as u32,
+            step: held.step?,
+            prepared: held.prepared,
+            decided: held.decided.as_ref().map(|d| (d.step, d.clone())),
+            corrupt: !held.corrupt.is_empty(),
+        })
+    };
+    let processes: Vec<Vec<_>> = held.iter().enumerate().map(|known| holding(known).into_iter().collect()).collect();
+    // Whether they have every shard between them, the caller asks of the layout.
+    let Resumption { step, forward, holders, .. } = resume(&processes, |_| Vec::new()).ok()?;
+    let holds = (0..held.len()).map(|rank| holders.iter().any(|(holder, _)| *holder as usize == rank)).collect();
+    Some(Agreement { step, forward, holds })
 }
 
 #[cfg(test)]

@@ -4,6 +4,7 @@
 //!  input.rs   what happened, as the shell saw it
 //!  action.rs  what is to be done
 //!  held.rs    what the ranks of an ended world hold together: the step from which all go on, and who is believed
+//!  transaction.rs  THE decision between staying and going forward, explored with a model of the protocol
 //!  shrink.rs  which layout fits the processes that are left
 //!  hosts.rs   processes, their hosts, failures in a window
 //!  ladder.rs  the state machine: trouble, settling, forming, running
@@ -21,6 +22,7 @@ mod ladder;
 mod shrink;
 #[cfg(test)]
 mod tests;
+pub mod transaction;
 
 pub use action::{Action, Decision, Origin, Trouble, World};
 pub use held::{Agreement, agree};
