@@ -3,6 +3,7 @@
 use crate::bits;
 use crate::counters::{Count, Counters};
 use crate::error::FabricError;
+use crate::flight::{Flight, Recorder};
 use crate::frame::Operation;
 use crate::link::Link;
 use crate::mail::{Fault, Mail};
@@ -27,6 +28,7 @@ pub struct Endpoint {
     link: Arc<dyn Link>,
     abort: Arc<AbortState>,
     counters: Mutex<Counters>,
+    flight: Arc<Recorder>,
 }
 
 /// What an operation works with.
@@ -72,9 +74,10 @@ impl Aborter {
 impl Endpoint {
     pub(crate) fn over(rank: RankId, world: u32, options: &FabricOptions, link: Arc<dyn Link>) -> Self {
         let abort = Arc::new(AbortState::default());
-        let mail = Mail::new(rank, world, options.clone(), link.clone(), abort.clone());
+        let flight = Recorder::new(rank, world, options.generation);
+        let mail = Mail::new(rank, world, options.clone(), link.clone(), abort.clone(), flight.clone());
         let inner = Mutex::new(Inner { mail, spare: Vec::new(), failed: None });
-        Self { rank, world, inner, link, abort, counters: Mutex::default() }
+        Self { rank, world, inner, link, abort, counters: Mutex::default(), flight }
     }
 
     /// This rank.
@@ -95,7 +98,7 @@ impl Endpoint {
 
     /// Sends bytes to a member, like [`Endpoint::send`].
     pub fn send_bytes(&self, group: &Group, to: usize, data: &[u8]) -> Result<(), FabricError> {
-        self.run(group, Operation::Send, |task, inner| {
+        self.run_with(group, Operation::Send, Some(to), data.len(), |task, inner| {
             check_member(task, to)?;
             inner.mail.send(task, to, 0, &[data])
         })
@@ -103,7 +106,7 @@ impl Endpoint {
 
     /// Receives the next message of a member, which must be exactly `into.len()` numbers.
     pub fn recv(&self, group: &Group, from: usize, into: &mut [f32]) -> Result<(), FabricError> {
-        self.run(group, Operation::Receive, |task, inner| {
+        self.run_with(group, Operation::Receive, Some(from), size_of_val(into), |task, inner| {
             check_member(task, from)?;
             inner.mail.recv_into(task, from, 0, bits::bytes_mut(into))
         })
@@ -111,7 +114,7 @@ impl Endpoint {
 
     /// Receives the next message of a member, of any size.
     pub fn recv_bytes(&self, group: &Group, from: usize) -> Result<Vec<u8>, FabricError> {
-        self.run(group, Operation::Receive, |task, inner| {
+        self.run_with(group, Operation::Receive, Some(from), 0, |task, inner| {
             check_member(task, from)?;
             inner.mail.recv_vec(task, from, 0)
         })
@@ -152,11 +155,34 @@ impl Endpoint {
         self.counters.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Runs one operation: membership, earlier failure, counters, failure kept.
+    /// The flight recorder: what was exchanged last, also while an operation is stuck.
+    pub fn flight(&self) -> Flight {
+        self.flight.handle()
+    }
+
+    /// From now on no message to or from `peer` gets through, without either side hearing of it: a drill.
+    pub fn partition(&self, peer: RankId) {
+        self.inner.lock().unwrap_or_else(PoisonError::into_inner).mail.partition(peer);
+    }
+
+    /// Runs a collective in which this member sends or wants `bytes`.
     pub(crate) fn run<T>(
         &self,
         group: &Group,
         operation: Operation,
+        bytes: usize,
+        body: impl FnOnce(&mut Task, &mut Inner) -> Result<T, FabricError>,
+    ) -> Result<T, FabricError> {
+        self.run_with(group, operation, None, bytes, body)
+    }
+
+    /// Runs one operation: membership, earlier failure, flight recorder, counters, failure kept.
+    fn run_with<T>(
+        &self,
+        group: &Group,
+        operation: Operation,
+        peer: Option<usize>,
+        bytes: usize,
         body: impl FnOnce(&mut Task, &mut Inner) -> Result<T, FabricError>,
     ) -> Result<T, FabricError> {
         let mut inner = self.inner.lock().unwrap_or_else(PoisonError::into_inner);
@@ -170,7 +196,9 @@ impl Endpoint {
         task.me = group
             .member(self.rank)
             .ok_or_else(|| task.argument(format!("rank {} is not among the members {:?}", self.rank, group.ranks)))?;
+        let place = self.flight.begin(group, operation, peer, bytes, task.started);
         let result = body(&mut task, &mut inner);
+        self.flight.end(place, result.is_ok());
         match &result {
             Ok(_) => task.count.calls = 1,
             Err(error) if error.is_final(operation) => inner.failed = Some(error.clone()),

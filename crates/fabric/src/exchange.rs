@@ -23,7 +23,8 @@ impl Endpoint {
     /// # Errors
     /// Those of [`Endpoint`]; `Argument` if there is not one of each per member.
     pub fn all_to_all(&self, group: &Group, send: &[&[f32]], recv: &mut [Vec<f32>]) -> Result<(), FabricError> {
-        self.run(group, Operation::AllToAll, |task, inner| {
+        let all = send.iter().map(|part| size_of_val(*part)).sum();
+        self.run(group, Operation::AllToAll, all, |task, inner| {
             let (me, members) = (task.me, group.len());
             if send.len() != members || recv.len() != members {
                 let what = format!("{} parts to send and {} to receive for {members}", send.len(), recv.len());

@@ -12,6 +12,7 @@
 //! over the data both sums and copies it; the zeros keep the numbers of the next message
 //! aligned in shared memory. A message without payload is its header.
 
+use serde::{Deserialize, Serialize};
 use std::fmt;
 use twox_hash::XxHash3_64;
 
@@ -26,7 +27,8 @@ const VERSION: u16 = 2;
 const FLAG_CHECKSUM: u32 = 1;
 
 /// The kind of an operation, as counters and errors name it.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
 pub enum Operation {
     /// [`crate::Endpoint::send`] and `send_bytes`.
     Send,

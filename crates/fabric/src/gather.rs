@@ -27,7 +27,7 @@ impl Endpoint {
         mine: &[f32],
         full: &mut [f32],
     ) -> Result<(), FabricError> {
-        self.run(group, Operation::AllGather, |task, inner| {
+        self.run(group, Operation::AllGather, size_of_val(full), |task, inner| {
             check(task, parts, full.len())?;
             let part = &parts[task.me];
             if mine.len() != part_len(part) {
@@ -49,7 +49,7 @@ impl Endpoint {
         parts: &[Vec<Range<usize>>],
         full: &mut [f32],
     ) -> Result<(), FabricError> {
-        self.run(group, Operation::AllGather, |task, inner| {
+        self.run(group, Operation::AllGather, size_of_val(full), |task, inner| {
             check(task, parts, full.len())?;
             share_parts(task, inner, parts, full)
         })
@@ -60,7 +60,7 @@ impl Endpoint {
     /// # Errors
     /// Those of [`Endpoint`].
     pub fn all_gather_bytes(&self, group: &Group, mine: &[u8]) -> Result<Vec<Vec<u8>>, FabricError> {
-        self.run(group, Operation::AllGatherBytes, |task, inner| {
+        self.run(group, Operation::AllGatherBytes, mine.len(), |task, inner| {
             let mut out = vec![Vec::new(); group.len()];
             let (me, members) = (task.me, group.len());
             for to in (1..members).map(|step| (me + step) % members) {
@@ -79,7 +79,8 @@ impl Endpoint {
     /// # Errors
     /// Those of [`Endpoint`].
     pub fn broadcast(&self, group: &Group, root: usize, buf: &mut Vec<u8>) -> Result<(), FabricError> {
-        self.run(group, Operation::Broadcast, |task, inner| {
+        let all = buf.len();
+        self.run(group, Operation::Broadcast, all, |task, inner| {
             check_member(task, root)?;
             if task.me == root {
                 for to in (0..group.len()).filter(|&m| m != root) {
@@ -97,7 +98,7 @@ impl Endpoint {
     /// # Errors
     /// Those of [`Endpoint`].
     pub fn barrier(&self, group: &Group) -> Result<(), FabricError> {
-        self.run(group, Operation::Barrier, |task, inner| {
+        self.run(group, Operation::Barrier, 0, |task, inner| {
             let members = group.len();
             let mut step = 1;
             while step < members {

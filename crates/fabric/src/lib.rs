@@ -9,6 +9,7 @@
 //!  sums.rs               the ordered sum of one block, added as it arrives
 //!  plan.rs  route.rs     pure: parts, blocks, who merges and who owns
 //!  endpoint.rs op.rs     one rank's end: one operation at a time, abort, counters
+//!  flight.rs             the last exchanges, readable while one is stuck
 //!  mail.rs  frame.rs     messages: header, checksum, sequence, mailbox
 //!  link.rs               bytes: a non-blocking stream per peer
 //!  shm/     tcp/         the transports (threads are shared memory inside one process)
@@ -48,6 +49,7 @@ mod counters;
 mod endpoint;
 mod error;
 mod exchange;
+mod flight;
 mod frame;
 mod gather;
 mod link;
@@ -64,6 +66,7 @@ mod tcp;
 pub use counters::{Count, Counters};
 pub use endpoint::{Aborter, Endpoint};
 pub use error::FabricError;
+pub use flight::{Flight, FlightEntry, FlightGroup, FlightRecord, FlightState};
 pub use frame::Operation;
 pub use mail::Fault;
 pub use options::{FabricOptions, Group, RankId};

@@ -37,16 +37,21 @@ impl Endpoint {
         mine: &[(Range<usize>, &[f32])],
         out: &mut [f32],
     ) -> Result<(), FabricError> {
-        self.run(group, Operation::ReduceScatter, |task, inner| {
-            check(task, plan, mine)?;
-            let want = plan.part_len(task.me);
-            if out.len() != want {
-                return Err(task.argument(format!("out has {} numbers, the part {want}", out.len())));
-            }
-            let scatter = Scatter::new(task, inner, plan, mine);
-            let mut out = Out::Part(out);
-            (0..scatter.steps()).try_for_each(|step| scatter.step(task, inner, &mut out, step))
-        })
+        self.run(
+            group,
+            Operation::ReduceScatter,
+            mine.iter().map(|(_, numbers)| size_of_val(*numbers)).sum(),
+            |task, inner| {
+                check(task, plan, mine)?;
+                let want = plan.part_len(task.me);
+                if out.len() != want {
+                    return Err(task.argument(format!("out has {} numbers, the part {want}", out.len())));
+                }
+                let scatter = Scatter::new(task, inner, plan, mine);
+                let mut out = Out::Part(out);
+                (0..scatter.steps()).try_for_each(|step| scatter.step(task, inner, &mut out, step))
+            },
+        )
     }
 
     /// [`Endpoint::reduce_scatter`], then all parts to all members: `out` is a whole vector.
@@ -61,7 +66,7 @@ impl Endpoint {
         mine: &[(Range<usize>, &[f32])],
         out: &mut [f32],
     ) -> Result<(), FabricError> {
-        self.run(group, Operation::AllReduce, |task, inner| {
+        self.run(group, Operation::AllReduce, size_of_val(out), |task, inner| {
             check(task, plan, mine)?;
             gather::check(task, &plan.parts, out.len())?;
             let scatter = Scatter::new(task, inner, plan, mine);

@@ -7,6 +7,7 @@ mod receive;
 mod send;
 
 use crate::error::FabricError;
+use crate::flight::Recorder;
 use crate::frame::Header;
 use crate::link::Link;
 use crate::op::{AbortState, Task};
@@ -68,12 +69,22 @@ pub(crate) struct Mail {
     sent: HashMap<Stream, u64>,
     seen: HashMap<Stream, u64>,
     fault: Option<Fault>,
+    /// Peers from and to which nothing gets through: a drill.
+    cut: Vec<bool>,
+    flight: Arc<Recorder>,
     /// Room for numbers that arrive unaligned.
     unaligned: Vec<f32>,
 }
 
 impl Mail {
-    pub fn new(rank: RankId, world: u32, options: FabricOptions, link: Arc<dyn Link>, abort: Arc<AbortState>) -> Self {
+    pub fn new(
+        rank: RankId,
+        world: u32,
+        options: FabricOptions,
+        link: Arc<dyn Link>,
+        abort: Arc<AbortState>,
+        flight: Arc<Recorder>,
+    ) -> Self {
         Self {
             rank,
             options,
@@ -85,7 +96,15 @@ impl Mail {
             sent: HashMap::new(),
             seen: HashMap::new(),
             fault: None,
+            cut: vec![false; world as usize],
+            flight,
             unaligned: Vec::new(),
+        }
+    }
+
+    pub fn partition(&mut self, peer: RankId) {
+        if let Some(cut) = self.cut.get_mut(peer as usize) {
+            *cut = true;
         }
     }
 
@@ -102,7 +121,10 @@ impl Mail {
 
     /// Looks at the deadline, then sleeps a little.
     fn pause(&self, task: &mut Task, idle: &mut Idle, ticket: u32, why: &Reason) -> Result<(), FabricError> {
-        idle.since.get_or_insert_with(Instant::now);
+        if idle.since.is_none() {
+            idle.since = Some(Instant::now());
+            self.flight.waits(why.peer);
+        }
         let waited = task.started.elapsed();
         let deadline = Duration::from_millis(self.options.deadline_ms);
         if waited >= deadline {

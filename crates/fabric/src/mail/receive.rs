@@ -182,7 +182,7 @@ impl Mail {
         let mut moved = false;
         loop {
             let at = &mut self.inbound[peer as usize];
-            if at.down.is_some() {
+            if at.down.is_some() || self.cut[peer as usize] {
                 return Ok(moved);
             }
             if at.now.is_none() {
@@ -230,8 +230,10 @@ impl Mail {
         let at = &mut self.inbound[peer as usize];
         let raw: [u8; HEADER_BYTES] = at.edge.raw[..at.edge.len].try_into().expect("a full header");
         let header = Header::decode(&raw).map_err(|bad| task.unreadable(peer, bad))?;
+        // Whose stream it came by is known; what the header says of its source is not believed.
+        let came = Header { source: peer, ..header };
         let wrong =
-            |what, expected: u64, got: u64| Err(task.mismatch(&header, what, expected.to_string(), got.to_string()));
+            |what, expected: u64, got: u64| Err(task.mismatch(&came, what, expected.to_string(), got.to_string()));
         if header.generation != self.options.generation {
             return wrong("generation", self.options.generation.into(), header.generation.into());
         }

@@ -38,6 +38,9 @@ impl Mail {
         let crosses = task.group.crosses(task.me, member);
         task.count.messages_sent += 1;
         *(if crosses { &mut task.count.inter_bytes_sent } else { &mut task.count.intra_bytes_sent }) += bytes;
+        if self.cut[peer as usize] {
+            return Ok(());
+        }
         if self.fault == Some(Fault::Lose) {
             self.fault = None;
             return Ok(());

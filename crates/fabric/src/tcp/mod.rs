@@ -4,6 +4,8 @@
 //! then every rank calls the ranks below it and answers those above. Who does not know the
 //! run's token is turned away (see [`handshake`]). The ports close when all are connected.
 
+#[cfg(test)]
+mod fuzz;
 mod handshake;
 mod link;
 
