@@ -1,6 +1,7 @@
 //! `cargo xtask`: the checks of the workspace that are more than a test.
 
 mod bench;
+mod chaos;
 mod floors;
 mod parity;
 mod prove;
@@ -25,6 +26,8 @@ enum Command {
     Prove(prove::Args),
     /// Compare with transformers, both ways; makes its own Python environment under `target/`.
     Parity,
+    /// Random faults over random layouts of a small run; each must end with the digest of the undisturbed one.
+    Chaos(chaos::Args),
     /// Measure the speed, beside others.
     #[command(subcommand)]
     Bench(bench::Bench),
@@ -35,6 +38,7 @@ fn main() -> ExitCode {
     let result = match Cli::parse().command {
         Command::Check => floors::check(root),
         Command::Prove(args) => prove::run(root, &args),
+        Command::Chaos(args) => chaos::run(root, &args),
         Command::Parity => parity::run(root),
         Command::Bench(what) => bench::run(root, &what),
     };

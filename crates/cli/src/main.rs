@@ -4,8 +4,10 @@ mod check;
 mod ckpt;
 mod data_cmd;
 mod demo;
+mod diagnose;
 mod doctor;
 mod eval;
+mod goodput;
 mod profile_table;
 mod show;
 mod train_cmd;
@@ -44,6 +46,10 @@ enum Command {
     /// Turn text into tokens, look at data.
     #[command(subcommand)]
     Data(data_cmd::Command),
+    /// What became of every second of a run.
+    Goodput(goodput::Args),
+    /// Which rank holds the others up: the verdict over flight records.
+    Diagnose(diagnose::Args),
     /// Is this machine fit, and how fast is it.
     Doctor(doctor::Args),
     /// A rank process; started by `train`.
@@ -84,6 +90,8 @@ fn main() -> ExitCode {
         Command::Data(command) => data_cmd::run(&command),
         Command::Eval(args) => eval::run(&args),
         Command::Ckpt(args) => ckpt::run(&args),
+        Command::Goodput(args) => goodput::run(&args),
+        Command::Diagnose(args) => diagnose::run(&args),
         Command::Doctor(args) => doctor::run(&args),
         Command::Rank => {
             // Ctrl-C at a terminal, `timeout` and service managers signal every process of the group; the parent decides.

@@ -8,7 +8,7 @@ mod recovery;
 use serde::{Deserialize, Serialize};
 
 pub use profile::{Profile, ProfileRow};
-pub use recovery::{Anatomy, Intervention, Straggler, Trouble, World};
+pub use recovery::{Anatomy, Intervention, Straggler, Trouble, Work, World};
 
 /// Version of the objects below; raised when a reader would have to change.
 pub const SCHEMA: u32 = 1;
@@ -150,6 +150,8 @@ pub enum Event {
     Intervention(Intervention),
     /// A rank holds the others up.
     Straggler(Straggler),
+    /// What a rank did in a step.
+    Work(Work),
 }
 
 /// How evenly the rows of a step went to the experts.

@@ -129,6 +129,23 @@ pub struct Intervention {
     pub by: String,
 }
 
+/// What a rank did in a step, for who compares ranks; not part of the log.
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
+pub struct Work {
+    /// The rank.
+    pub rank: usize,
+    /// Ranks of its world.
+    pub ranks: usize,
+    /// Ranks with the same number do equal work.
+    pub alike: u64,
+    /// The step.
+    pub step: u64,
+    /// Seconds of the step in which it did not wait for others.
+    pub own_s: f64,
+    /// Seconds of the whole step.
+    pub step_s: f64,
+}
+
 /// A rank holds the others up.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 pub struct Straggler {

@@ -4,9 +4,13 @@
 //! that ran, lowered again. So recording costs a few words, and everything here can be redone from the files.
 
 mod flows;
+pub mod goodput;
+pub mod hang;
 mod label;
 mod profile;
+pub mod pytorch;
 pub mod record;
+pub mod straggler;
 #[cfg(test)]
 mod testing;
 mod trace;

@@ -10,7 +10,7 @@ use checkpoint::Checkpoint;
 use checkpoint::hf::HfFolder;
 use control::fault::Fault;
 use data::{Dataset, Split};
-use events::{Event, RankReport, Step};
+use events::{Event, RankReport, Step, Work};
 use fabric::Endpoint;
 use kernels::{Ctx, NUMERICS_VERSION, Simd};
 use program::{Mode, Program};
@@ -381,7 +381,7 @@ impl RankRun<'_> {
             mutant::tokens(self.job.mutant, run.train.seq, loaded)
         };
         let profiled = self.job.profiling.as_ref().is_some_and(|p| (p.first..=p.last).contains(&step));
-        let waited_ns = if profiled { self.executor.comm.endpoint.waited_ns() } else { 0 };
+        let waited_ns = self.executor.comm.endpoint.waited_ns();
         if let Some(recorder) = self.executor.recorder.as_mut().filter(|_| profiled) {
             recorder.begin(step, began, waited_ns);
         }
@@ -409,6 +409,7 @@ impl RankRun<'_> {
         self.spent("train", began);
         let seconds = began.elapsed().as_secs_f64();
         self.saver.stepped(seconds);
+        self.tell_work(step, seconds, waited_ns);
         let tokens = run.tokens_per_step() as u64;
         let rate = tokens as f64 / seconds;
         let flops = rate * run.model.flops_per_token(run.train.seq);
@@ -427,6 +428,20 @@ impl RankRun<'_> {
             experts: expert_load(&self.executor.loads, self.executor.copies, tokens, aux),
         }));
         Ok(decision.stop)
+    }
+
+    /// Tells how much of the step was own work. Only who is not alone can hold others up.
+    fn tell_work(&self, step: u64, step_s: f64, waited_before_ns: u64) {
+        let ranks = self.job.run.layout.world();
+        if ranks == 1 {
+            return;
+        }
+        let waited_ns = self.executor.comm.endpoint.waited_ns().saturating_sub(waited_before_ns);
+        let place = &self.executor.place;
+        let parts = [place.at.pp, place.data_cells.len(), place.contexts.len(), place.cells.len()];
+        let alike = parts.into_iter().fold(0, |sum, part| sum << 16 | part as u64);
+        let own_s = step_s - 1e-9 * waited_ns as f64;
+        (self.sink)(Said::Event(Event::Work(Work { rank: place.rank, ranks, alike, step, own_s, step_s })));
     }
 
     /// Writes down what was recorded; the parent waits for it. From then on nothing is recorded.

@@ -7,6 +7,7 @@ mod ours;
 mod peer;
 pub mod process;
 mod report;
+mod resilience;
 mod row;
 mod shapes;
 mod stats;
@@ -26,6 +27,8 @@ pub enum Bench {
     /// One rank of `collectives`; started by it.
     #[command(hide = true)]
     CollectivesRank(collectives::rank::Args),
+    /// What protection costs, and how long it takes to be back after a kill.
+    Resilience(resilience::Args),
     /// GFLOP/s and GB/s of each kernel, beside the machine's limits and other products.
     Kernels(kernels::Args),
 }
@@ -36,6 +39,7 @@ pub fn run(root: &Path, bench: &Bench) -> Result<bool, String> {
         Bench::Train(args) => train::run(root, args),
         Bench::Collectives(args) => collectives::run(root, args),
         Bench::CollectivesRank(args) => collectives::rank::run(args),
+        Bench::Resilience(args) => resilience::run(root, args),
         Bench::Kernels(args) => kernels::run(root, args),
     }
 }

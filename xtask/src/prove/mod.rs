@@ -5,7 +5,7 @@ mod grids;
 pub mod launch;
 mod mutants;
 mod mutations;
-mod random;
+pub mod random;
 mod rows;
 mod table;
 

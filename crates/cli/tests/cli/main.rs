@@ -1,5 +1,6 @@
 //! What a user of the binary sees: messages, exit codes, files, processes and digests.
 
+mod account;
 mod agent;
 mod background;
 mod bad_input;

@@ -8,6 +8,7 @@ mod processes;
 mod profile;
 mod resume;
 mod threads;
+mod watch;
 pub mod wire;
 
 use std::path::PathBuf;
@@ -20,6 +21,7 @@ use checkpoint::hf::HfFolder;
 use data::Split;
 use events::{Event, RankReport};
 use kernels::Simd;
+use observe::goodput::Account;
 use program::{Mode, check};
 use spec::{Run, Transport};
 
@@ -35,6 +37,7 @@ use crate::mutant::Mutant;
 use crate::pin;
 use crate::rank::Ended;
 use profile::Profiler;
+use watch::Watch;
 
 /// How often the parent looks whether it was asked to stop.
 const POLL: Duration = Duration::from_millis(20);
@@ -125,9 +128,12 @@ pub fn train_mutant(
         profiling.create()?;
     }
     known.extend(set_aside);
+    let mut watch = Watch::new(began);
     let mut observe = |event: &Event| {
-        log.write(event);
-        observe(event);
+        for event in watch.take(event) {
+            log.write(&event);
+            observe(&event);
+        }
     };
     if let Some(mutant) = mutant {
         observe(&Event::Notice { text: format!("DELIBERATELY WRONG: {}", mutant.what()) });
@@ -188,7 +194,7 @@ pub fn train_mutant(
     };
     let ended = started.and_then(|mut ranks| collected.listen(ranks.as_mut(), request, &mut hear));
     profiler.iter().filter_map(Profiler::ended).for_each(|event| observe(&event));
-    let summary = ended.and_then(|ended| collected.summary(ended, began)).map_err(|e| folder.advise(e));
+    let summary = ended.and_then(|ended| collected.summary(ended, &watch.account())).map_err(|e| folder.advise(e));
     if let Err(e) = folder.write_summary(run, &summary) {
         // The state is saved, or the reason why it is not is about to be told.
         folder::complain(&e.to_string());
@@ -318,19 +324,11 @@ impl Collected {
         }
     }
 
-    fn summary(&mut self, ended: Ended, began: Instant) -> Result<Summary, TrainError> {
+    fn summary(&mut self, ended: Ended, account: &Account) -> Result<Summary, TrainError> {
         let (step, digest) = self.digest.take().ok_or_else(|| TrainError::Internal("no rank gave a digest".into()))?;
         self.reports.sort_by_key(|r| r.rank);
-        let wall = began.elapsed().as_secs_f64();
-        // What rank 0 did; what is left is start and end of the processes.
-        let mut time: Vec<(String, f64)> = Vec::new();
-        if let Some(first) = self.reports.first() {
-            time.extend(
-                first.time.iter().filter(|(class, _)| !["compute", "exchange", "guard"].contains(&&class[..])).cloned(),
-            );
-        }
-        let known: f64 = time.iter().map(|(_, s)| s).sum();
-        time.push(("other".into(), (wall - known).max(0.0)));
+        let wall = account.wall_s;
+        let time = account.time_s.iter().map(|(class, s)| (class.name().to_owned(), *s)).collect();
         let ranks = std::mem::take(&mut self.reports);
         Ok(Summary { ended, step, digest, ranks, loss: self.loss, bits_per_byte: self.bits_per_byte, time, wall })
     }

@@ -7,15 +7,22 @@ use std::sync::mpsc::{Receiver, channel};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use control::wire::{FromRank, ToRank};
-use fabric::Aborter;
+use fabric::{Aborter, Flight};
 
 use super::voice::Voice;
 use crate::rank::Pulse;
 
-/// The world that this process is in, as the ear must know it to end it.
+/// The fabric of a world.
+struct Inside {
+    generation: u64,
+    aborter: Aborter,
+    flight: Flight,
+}
+
+/// The world that this process is in, as the ear must know it to end it, and to tell where it stands.
 #[derive(Default)]
 struct World {
-    inside: Option<(u64, Aborter)>,
+    inside: Option<Inside>,
     /// Worlds up to this one are over: the agent said so, perhaps before this process was in them.
     over: Option<(u64, String)>,
 }
@@ -25,8 +32,8 @@ impl World {
         if self.over.as_ref().is_none_or(|(over, _)| *over < generation) {
             self.over = Some((generation, reason.into()));
         }
-        if let Some((_, aborter)) = self.inside.as_ref().filter(|(inside, _)| *inside <= generation) {
-            aborter.abort(reason);
+        if let Some(inside) = self.inside.as_ref().filter(|inside| inside.generation <= generation) {
+            inside.aborter.abort(reason);
         }
     }
 }
@@ -64,7 +71,10 @@ impl Ear {
                     }
                     ToRank::Dump => {
                         let [step, work] = [&pulse.step, &pulse.work].map(|n| n.load(Ordering::Relaxed));
-                        voice.say(&FromRank::Flight(serde_json::json!({ "step": step, "work": work })));
+                        let record = lock(&world).inside.as_ref().map(|inside| inside.flight.record());
+                        let mut told = record.map_or_else(|| serde_json::json!({}), |r| observe::pytorch::dump(&r));
+                        (told["step"], told["work"]) = (step.into(), work.into());
+                        voice.say(&FromRank::Flight(told));
                     }
                     _ => {}
                 }
@@ -102,12 +112,12 @@ impl Ear {
     }
 
     /// This process is in world `generation`; if that is over already it is left at once.
-    pub fn enter(&self, generation: u64, aborter: Aborter) {
+    pub fn enter(&self, generation: u64, aborter: Aborter, flight: Flight) {
         let mut world = lock(&self.world);
         if let Some((_, reason)) = world.over.as_ref().filter(|(over, _)| *over >= generation) {
             aborter.abort(reason);
         }
-        world.inside = Some((generation, aborter));
+        world.inside = Some(Inside { generation, aborter, flight });
     }
 
     /// This process is in no world.

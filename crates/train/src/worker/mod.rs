@@ -110,7 +110,7 @@ impl Worker<'_> {
         let part = Part { run_toml, cores, faults };
         let job = self.spec.job(part, data, ear.stop().clone(), ear.pulse().clone())?;
         let endpoint = join::join(&job.run, (generation, rank, world), &fabric, ear, self.voice)?;
-        ear.enter(generation, endpoint.aborter());
+        ear.enter(generation, endpoint.aborter(), endpoint.flight());
         self.voice.say(&FromRank::Connected { generation });
         // What is left is taken only now: should this world fail before, the next one asks for it.
         let start = self.start(origin)?;

@@ -1,0 +1,69 @@
+//! `lockstep goodput`: what became of every second of a run.
+
+use std::path::PathBuf;
+
+use observe::goodput::{self, Account};
+use train::TrainError;
+
+use crate::show::line;
+use crate::trouble;
+
+#[derive(clap::Args)]
+pub struct Args {
+    /// The run's folder, also of a run under way.
+    run_dir: PathBuf,
+    /// Seconds of the sliding window.
+    #[arg(long, value_name = "SECONDS", default_value_t = 3600.0)]
+    window: f64,
+    /// One JSON object.
+    #[arg(long)]
+    json: bool,
+}
+
+pub fn run(args: &Args) -> Result<u8, TrainError> {
+    let path = args.run_dir.join("events.jsonl");
+    let text = std::fs::read(&path).map_err(|e| {
+        let path = path.display();
+        TrainError::BadInput(format!(
+            "{path} cannot be read: {e}; give the folder that `train` named as its run directory"
+        ))
+    })?;
+    let text = String::from_utf8_lossy(&text);
+    if !args.window.is_finite() || args.window <= 0.0 {
+        return Err(TrainError::BadInput(format!("--window {}: give seconds above 0", args.window)));
+    }
+    let (all, window, unread) = goodput::of_log(text.lines(), args.window);
+    if args.json {
+        let value = serde_json::json!({
+            "kind": "goodput", "schema": events::SCHEMA, "run": all, "window_s": args.window, "window": window, "lines_unread": unread,
+        });
+        line(&value.to_string());
+        return Ok(0);
+    }
+    lines(&all).iter().for_each(|text| line(text));
+    if window.wall_s < all.wall_s {
+        line(&format!("last {:.0} s: goodput {:.1}%", window.wall_s, 100.0 * window.goodput));
+    }
+    if unread > 0 {
+        line(&format!("{unread} lines of {} are no events of this version and are left out", path.display()));
+    }
+    Ok(0)
+}
+
+/// The account as lines: a table, then each recovery.
+fn lines(account: &Account) -> Vec<String> {
+    let share = |s: f64| 100.0 * s / account.wall_s.max(f64::MIN_POSITIVE);
+    let row = |name: &str, s: f64| format!("{name:<12} {s:>10.2} s {:>5.1}%", share(s));
+    let mut lines: Vec<_> = account.time_s.iter().map(|(class, s)| row(class.name(), *s)).collect();
+    lines.push(row("wall", account.wall_s));
+    lines.push(format!(
+        "goodput {:.1}% | {} steps, {} redone | started {} times | {} recoveries",
+        100.0 * account.goodput,
+        account.steps,
+        account.steps_redone,
+        account.sessions,
+        account.restarts.len()
+    ));
+    lines.extend(account.restarts.iter().map(trouble::recovery));
+    lines
+}

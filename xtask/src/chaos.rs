@@ -1,0 +1,234 @@
+//! `cargo xtask chaos`: random faults over random layouts of a small run, with real processes. Each run must end with the digest
+//! of the undisturbed one. Prints how long recoveries took, by kind of fault.
+
+use std::collections::BTreeMap;
+use std::path::Path;
+use std::time::{Duration, Instant};
+
+use events::{Anatomy, Event};
+
+use crate::prove::launch::{Launcher, Start, build};
+use crate::prove::random::Random;
+
+/// The run.
+const RUN: &str = "configs/tiny.toml";
+/// Its steps.
+const STEPS: usize = 24;
+/// Layouts over its grid (dp 4, tp 2, six layers): the state with and without replicas, even and uneven.
+const LAYOUTS: [&str; 12] = [
+    "layout.dp=2",
+    "layout.dp=3",
+    "layout.dp=4",
+    "layout.tp=2",
+    "layout.pp=2",
+    "layout.dp=2 layout.zero=1",
+    "layout.dp=2 layout.zero=2",
+    "layout.dp=2 layout.zero=3",
+    "layout.dp=4 layout.zero=1",
+    "layout.dp=2 layout.tp=2",
+    "layout.dp=2 layout.pp=2",
+    "layout.dp=2 layout.pp=2 layout.zero=1",
+];
+/// Short limits, so that a minute sees many faults.
+const LIMITS: [&str; 5] = [
+    "guard.beat_ms=50",
+    "guard.heartbeat_timeout_ms=1000",
+    "guard.stopped_timeout_ms=150",
+    "layout.exchange_timeout_ms=2000",
+    "guard.progress_floor_ms=3000",
+];
+
+#[derive(clap::Args)]
+pub struct Args {
+    /// Ends after so many minutes; the run under way is finished.
+    #[arg(long, default_value_t = 2.0)]
+    minutes: f64,
+    /// What chooses layouts and faults [default: the clock]; printed.
+    #[arg(long)]
+    seed: Option<u64>,
+    /// Faults of a run at most.
+    #[arg(long, default_value_t = 3)]
+    faults: usize,
+}
+
+/// One run: where, and what it suffers.
+struct Trial {
+    sets: Vec<String>,
+    ranks: usize,
+    faults: Vec<String>,
+}
+
+pub fn run(root: &Path, args: &Args) -> Result<bool, String> {
+    if args.faults == 0 || !args.minutes.is_finite() || args.minutes <= 0.0 {
+        return Err("--faults and --minutes must be above 0".into());
+    }
+    let since = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH);
+    let seed = args.seed.unwrap_or_else(|| since.map_or(1, |d| d.as_secs()));
+    let binary = build(root)?;
+    let folder = tempfile::tempdir().map_err(|e| format!("cannot make a folder: {e}"))?;
+    let launcher = Launcher { binary, folder: folder.path().to_owned() };
+    let path = root.join(RUN);
+    let toml = std::fs::read_to_string(&path).map_err(|e| format!("cannot read {}: {e}", path.display()))?;
+    launcher.write("chaos", &toml)?;
+    println!("seed {seed}: random faults over random layouts of {RUN}");
+    let start = Start { sets: &[], args: &[], stop: false };
+    let undisturbed = launcher.run("chaos", &launcher.run_dir(0), start).map_err(|e| e.reason)?.digest;
+    println!("undisturbed: {undisturbed}");
+    let (began, limit) = (Instant::now(), Duration::from_secs_f64(60.0 * args.minutes));
+    let mut random = Random::new(seed);
+    let mut times = Times::default();
+    let (mut runs, mut wrong) = (0, 0);
+    while began.elapsed() < limit {
+        runs += 1;
+        let trial = trial(&mut random, args.faults);
+        let run_dir = launcher.run_dir(runs);
+        let inject = trial.faults.join(",");
+        let result =
+            launcher.run("chaos", &run_dir, Start { sets: &trial.sets, args: &["--inject", &inject], stop: false });
+        let log = std::fs::read_to_string(run_dir.join("events.jsonl")).unwrap_or_default();
+        let recoveries = times.take(&log);
+        let verdict = match &result {
+            Ok(finished) if finished.digest == undisturbed => "equal".to_owned(),
+            Ok(finished) => format!("DIFFERS: {}", finished.digest),
+            Err(failed) => format!("FAILED (exit {:?}): {}", failed.code, failed.reason),
+        };
+        let well = verdict == "equal";
+        println!("{runs:>3} {:<40} {inject:<44} {recoveries} recoveries | {verdict}", shown(&trial.sets));
+        if well {
+            let _ = std::fs::remove_dir_all(&run_dir);
+        } else {
+            wrong += 1;
+        }
+    }
+    times.print();
+    println!("{runs} runs, {wrong} wrong (seed {seed})");
+    if wrong > 0 {
+        println!("their folders are kept in {}", folder.keep().display());
+    }
+    Ok(wrong == 0)
+}
+
+fn shown(sets: &[String]) -> String {
+    let told = |set: &&String| !LIMITS.contains(&set.as_str());
+    sets.iter().filter(told).map(|set| set.replace("layout.", "").replace("guard.", "")).collect::<Vec<_>>().join(" ")
+}
+
+fn trial(random: &mut Random, faults_max: usize) -> Trial {
+    let layout = random.one(&LAYOUTS);
+    let mut sets: Vec<String> = layout.split(' ').map(str::to_owned).collect();
+    let ranks =
+        sets.iter().filter(|set| !set.contains("zero")).filter_map(|set| set.split_once('=')?.1.parse::<usize>().ok());
+    let ranks: usize = ranks.product();
+    sets.push(format!("layout.transport={}", random.one(&["shm", "tcp"])));
+    sets.push(format!("guard.spares={}", random.upto(2) - 1));
+    if random.upto(3) == 1 {
+        // The place stays empty for a while: fewer ranks go on, and more again later.
+        sets.push("guard.respawn_after_ms=400".into());
+    }
+    sets.push("checkpoint.every=5".into());
+    sets.push("guard.restarts_max=50".into());
+    sets.extend(LIMITS.map(str::to_owned));
+    let mut faults: Vec<(usize, String)> = (0..random.upto(faults_max)).map(|_| fault(random, ranks)).collect();
+    faults.sort();
+    faults.dedup_by_key(|fault| fault.0);
+    Trial { sets, ranks, faults: faults.into_iter().map(|(_, fault)| fault).collect() }
+}
+
+/// (step, `kill:1@7`)
+fn fault(random: &mut Random, ranks: usize) -> (usize, String) {
+    let (rank, step) = (random.upto(ranks) - 1, 1 + random.upto(STEPS - 2));
+    let kinds = [
+        "kill",
+        "kill",
+        "stop",
+        "nan",
+        "moment",
+        "weight",
+        "message",
+        "gradient",
+        "slow",
+        "diskfull",
+        "partition",
+        "controller",
+    ];
+    let text = match random.one(&kinds) {
+        "controller" => format!("controller@{step}"),
+        "slow" => format!("slow:{rank}@{step}x{}:3", 1 + random.upto(4)),
+        "partition" => format!("partition:{rank}-{}@{step}", (rank + 1) % ranks),
+        kind @ ("moment" | "weight" | "message" | "gradient") => format!("flip:{rank}@{step}:{kind}"),
+        kind => format!("{kind}:{rank}@{step}"),
+    };
+    (step, text)
+}
+
+/// Recoveries by kind of fault.
+#[derive(Default)]
+struct Times(BTreeMap<String, Vec<Anatomy>>);
+
+impl Times {
+    /// Takes in a run's log; how many recoveries there were.
+    fn take(&mut self, log: &str) -> usize {
+        let mut kind = "none".to_owned();
+        let mut count = 0;
+        for event in log.lines().filter_map(|line| Event::from_line(line).ok()) {
+            match event {
+                Event::FaultFired { fault, .. } => kind = word(&fault),
+                Event::Recovery(anatomy) => {
+                    count += 1;
+                    self.0.entry(kind.clone()).or_default().push(*anatomy);
+                }
+                _ => {}
+            }
+        }
+        count
+    }
+
+    fn print(&self) {
+        println!(
+            "\n{:<12} {:>5} {:>13} {:>13} {:>13}  slowest phase of the worst",
+            "fault", "n", "median ms", "worst ms", "detected ms"
+        );
+        for (kind, all) in &self.0 {
+            let mut ms: Vec<f64> = all.iter().filter_map(Anatomy::seconds).map(|s| 1000.0 * s).collect();
+            let mut noticed: Vec<f64> = all.iter().filter_map(|a| Some(1000.0 * (a.detected? - a.fault?))).collect();
+            ms.sort_by(f64::total_cmp);
+            noticed.sort_by(f64::total_cmp);
+            let mid = |values: &[f64]| values.get(values.len() / 2).map_or("-".into(), |v| format!("{v:.0}"));
+            let worst = all.iter().max_by(|a, b| a.seconds().unwrap_or(0.0).total_cmp(&b.seconds().unwrap_or(0.0)));
+            let phase = worst.and_then(|a| a.phases().into_iter().max_by(|a, b| a.1.total_cmp(&b.1)));
+            let phase = phase.map_or(String::new(), |(name, s)| format!("{name} {:.0} ms", 1000.0 * s));
+            let last = ms.last().map_or("-".into(), |v| format!("{v:.0}"));
+            println!("{kind:<12} {:>5} {:>13} {last:>13} {:>13}  {phase}", all.len(), mid(&ms), mid(&noticed));
+        }
+    }
+}
+
+/// `kill` of `kill:1@7`; `flip moment` of `flip:1@7:moment`.
+fn word(fault: &str) -> String {
+    let kind = fault.split([':', ',', ' ', '@']).next().unwrap_or(fault);
+    match (kind, fault.rsplit(':').next()) {
+        ("flip", Some(what)) if what.chars().all(char::is_alphabetic) => format!("flip {what}"),
+        _ => kind.to_owned(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn trials_are_possible_and_follow_from_the_seed() {
+        let draw = |seed| {
+            let mut random = Random::new(seed);
+            (0..200).map(|_| trial(&mut random, 3)).map(|t| (t.sets, t.ranks, t.faults)).collect::<Vec<_>>()
+        };
+        let all = draw(7);
+        assert_eq!(all, draw(7));
+        assert_ne!(all, draw(8));
+        assert!(all.iter().all(|(_, ranks, faults)| (2..=4).contains(ranks) && (1..=3).contains(&faults.len())));
+        assert_eq!(
+            [word("kill:1@7"), word("flip:1@7:moment"), word("kill, from outside")],
+            ["kill", "flip moment", "kill"]
+        );
+    }
+}
