@@ -93,7 +93,8 @@ pub fn run(root: &Path, args: &Args) -> Result<bool, String> {
             Err(failed) => format!("FAILED (exit {:?}): {}", failed.code, failed.reason),
         };
         let well = verdict == "equal";
-        println!("{runs:>3} {:<40} {inject:<44} {recoveries} recoveries | {verdict}", shown(&trial.sets));
+        let (ranks, layout) = (trial.ranks, shown(&trial.sets));
+        println!("{runs:>3} {ranks} ranks {layout:<48} {inject:<44} {recoveries} recoveries | {verdict}");
         if well {
             let _ = std::fs::remove_dir_all(&run_dir);
         } else {

@@ -20,7 +20,7 @@ fn step(step: u64, seconds: f64) -> Event {
 }
 
 fn saved(seconds: f64) -> Event {
-    Event::Checkpoint { step: 1, path: String::new(), bytes: 1, seconds, written_s: seconds }
+    Event::Checkpoint { step: 1, path: String::new(), bytes: 1, seconds, written_s: None }
 }
 
 fn digest() -> Event {
