@@ -38,6 +38,8 @@ static void run(const char *operation, const float *in, float *out, int numbers,
         MPI_Allgather(in, part, MPI_FLOAT, out, part, MPI_FLOAT, MPI_COMM_WORLD);
     } else if (strcmp(operation, "reduce_scatter") == 0) {
         MPI_Reduce_scatter_block(in, out, part, MPI_FLOAT, MPI_SUM, MPI_COMM_WORLD);
+    } else if (strcmp(operation, "all_to_all") == 0) {
+        MPI_Alltoall(in, part, MPI_FLOAT, out, part, MPI_FLOAT, MPI_COMM_WORLD);
     } else {
         fprintf(stderr, "error: unknown operation %s\n", operation);
         MPI_Abort(MPI_COMM_WORLD, 2);

@@ -27,6 +27,9 @@ def operation(name, numbers, ranks):
         return lambda: dist.all_gather_into_tensor(whole, part)
     if name == "reduce_scatter":
         return lambda: dist.reduce_scatter_tensor(part, whole)
+    if name == "all_to_all":
+        received = torch.zeros(numbers)
+        return lambda: dist.all_to_all_single(received, whole)
     raise ValueError(f"unknown operation {name}")
 
 

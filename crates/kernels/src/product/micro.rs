@@ -11,9 +11,25 @@ pub(super) const AVX2: (usize, usize) = (6, 16);
 pub(super) const AVX512: (usize, usize) = (14, 32);
 const LARGEST: usize = AVX512.0 * AVX512.1;
 
+/// Rows that a packed tile of the left operand has room for: those of a tile, and up to whole eights.
+pub(super) const fn lanes(mr: usize) -> usize {
+    mr.next_multiple_of(8)
+}
+
+/// Where the operands of a tile are.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(super) enum Place {
+    /// In the first cache.
+    Near,
+    /// b comes from the second cache, c from anywhere: both are asked for ahead.
+    Far,
+    /// The same, and a is packed: column after column, of [`lanes`] rows each.
+    Packed,
+}
+
 /// c = s or c += s for one tile; a: up to MR rows x k in any layout, `b` a panel (k x NR), c: as many rows, up to NR
 /// columns.
-pub(super) fn tile(level: Level, a: Mat, b: &[f32], mut c: MatMut, add: bool) {
+pub(super) fn tile(level: Level, place: Place, a: Mat, b: &[f32], mut c: MatMut, add: bool) {
     let (mr, nr) = super::tile(level);
     let (rows, k) = (a.rows, a.cols);
     a.check();
@@ -21,12 +37,12 @@ pub(super) fn tile(level: Level, a: Mat, b: &[f32], mut c: MatMut, add: bool) {
     assert!(c.rows() == rows && c.cols() <= nr, "{rows} rows into a tile of {} x {}", c.rows(), c.cols());
     if c.cols() == nr {
         // SAFETY: the panel has k rows of NR, `a` covers its view, c is a whole tile with its stride.
-        unsafe { run(level, a, b.as_ptr(), c.ptr_at(0, 0), c.rs(), add) };
+        unsafe { run(level, place, a, b.as_ptr(), c.ptr_at(0, 0), c.rs(), add) };
     } else {
         // The last columns take the same path into a full tile, of which a part is kept.
         let mut full = [0.0f32; LARGEST];
         // SAFETY: as above; `full` holds at least `rows` rows of stride nr.
-        unsafe { run(level, a, b.as_ptr(), full.as_mut_ptr(), nr, false) };
+        unsafe { run(level, place, a, b.as_ptr(), full.as_mut_ptr(), nr, false) };
         for i in 0..rows {
             let row = c.row_mut(i);
             let part = &full[i * nr..];
@@ -47,27 +63,43 @@ macro_rules! by_rows {
             rows => unreachable!("a tile of {rows} rows"),
         }
     };
+    (@call $f:ident, $n:literal, ($place:literal; $($arg:expr),*)) => { $f::<$n, $place>($($arg),*) };
     (@call $f:ident, $n:literal, ($($arg:expr),*)) => { $f::<$n>($($arg),*) };
 }
 
 /// # Safety
 /// `a` covers its view (see [`Mat::check`]) and has at most MR rows; `b` holds `a.cols` * NR floats; c is `a.rows` rows
 /// of NR writable floats with stride `rs`.
-unsafe fn run(level: Level, a: Mat, b: *const f32, c: *mut f32, rs: usize, add: bool) {
+unsafe fn run(level: Level, place: Place, a: Mat, b: *const f32, c: *mut f32, rs: usize, add: bool) {
     let (rows, k) = (a.rows, a.cols);
     let a = Broadcast { ptr: a.data.as_ptr(), rs: a.rs, ks: a.cs };
+    debug_assert!(place != Place::Packed || (a.rs, a.ks) == (1, lanes(super::tile(level).0)));
     // SAFETY: the caller's promise; a `Level` exists only for a path that the CPU has.
     unsafe {
         match level.path() {
             #[cfg(target_arch = "x86_64")]
             Path::Avx512 => {
                 use x86::avx512;
-                by_rows!(rows, [1 2 3 4 5 6 7 8 9 10 11 12 13 14], avx512, (k, a, b, c, rs, add))
+                match place {
+                    Place::Near => {
+                        by_rows!(rows, [1 2 3 4 5 6 7 8 9 10 11 12 13 14], avx512, (0; k, a, b, c, rs, add))
+                    }
+                    Place::Far => {
+                        by_rows!(rows, [1 2 3 4 5 6 7 8 9 10 11 12 13 14], avx512, (1; k, a, b, c, rs, add))
+                    }
+                    Place::Packed => {
+                        by_rows!(rows, [1 2 3 4 5 6 7 8 9 10 11 12 13 14], avx512, (2; k, a, b, c, rs, add))
+                    }
+                }
             }
             #[cfg(target_arch = "x86_64")]
             Path::Avx2 => {
                 use x86::avx2;
-                by_rows!(rows, [1 2 3 4 5 6], avx2, (k, a, b, c, rs, add))
+                match place {
+                    Place::Near => by_rows!(rows, [1 2 3 4 5 6], avx2, (0; k, a, b, c, rs, add)),
+                    Place::Far => by_rows!(rows, [1 2 3 4 5 6], avx2, (1; k, a, b, c, rs, add)),
+                    Place::Packed => by_rows!(rows, [1 2 3 4 5 6], avx2, (2; k, a, b, c, rs, add)),
+                }
             }
             #[cfg(target_arch = "x86_64")]
             Path::Fma => by_rows!(rows, [1 2 3 4 5 6], scalar_fma, (k, a, b, c, rs, add)),
@@ -126,14 +158,17 @@ mod x86 {
     use super::Broadcast;
     use std::arch::x86_64::*;
 
+    /// Steps by which b is asked for before its use.
+    const AHEAD: usize = 16;
+
     macro_rules! tile_kernel {
-        ($name:ident, $feature:literal, $lanes:literal, $zero:ident, $set:ident, $load:ident, $store:ident, $fma:ident, $add:ident) => {
-            /// Tile of MR rows and two vectors.
+        ($name:ident, $mr:expr, $feature:literal, $lanes:literal, $zero:ident, $set:ident, $load:ident, $store:ident, $fma:ident, $add:ident) => {
+            /// Tile of MR rows and two vectors; PLACE is a [`super::Place`].
             ///
             /// # Safety
             /// As `run`, and the CPU has the features.
             #[target_feature(enable = $feature)]
-            pub(super) unsafe fn $name<const MR: usize>(
+            pub(super) unsafe fn $name<const MR: usize, const PLACE: u8>(
                 k: usize,
                 a: Broadcast,
                 b: *const f32,
@@ -141,24 +176,42 @@ mod x86 {
                 rs: usize,
                 add: bool,
             ) {
+                let (a_rs, a_ks) = if PLACE == 2 { (1, super::lanes($mr)) } else { (a.rs, a.ks) };
+                let (mut at, mut b) = (a.ptr, b);
                 let mut s = [[$zero(); 2]; MR];
-                // SAFETY: the caller's promise on the extent of a, b and c.
-                unsafe {
-                    for i in 0..MR {
-                        _mm_prefetch::<_MM_HINT_T0>(c.add(i * rs).cast());
-                        _mm_prefetch::<_MM_HINT_T0>(c.add(i * rs + 2 * $lanes - 1).cast());
-                    }
-                    let (mut at, mut b) = (a.ptr, b);
-                    for _ in 0..k {
+                macro_rules! step {
+                    () => {
                         let (b0, b1) = ($load(b), $load(b.add($lanes)));
+                        if PLACE > 0 {
+                            _mm_prefetch::<_MM_HINT_T0>(b.wrapping_add(AHEAD * 2 * $lanes).cast());
+                            _mm_prefetch::<_MM_HINT_T0>(b.wrapping_add(AHEAD * 2 * $lanes + $lanes).cast());
+                        }
                         for i in 0..MR {
-                            let a = $set(*at.add(i * a.rs));
+                            let a = $set(*at.add(i * a_rs));
                             s[i][0] = $fma(a, b0, s[i][0]);
                             s[i][1] = $fma(a, b1, s[i][1]);
                         }
                         // One step beyond the last element is never read.
-                        at = at.wrapping_add(a.ks);
+                        at = at.wrapping_add(a_ks);
                         b = b.add(2 * $lanes);
+                    };
+                }
+                // SAFETY: the caller's promise on the extent of a, b and c.
+                unsafe {
+                    let mut left = k;
+                    if PLACE > 0 {
+                        // A row at a time: all at once would take all fill buffers from a and b.
+                        for i in 0..MR {
+                            _mm_prefetch::<_MM_HINT_T0>(c.add(i * rs).cast());
+                            _mm_prefetch::<_MM_HINT_T0>(c.add(i * rs + 2 * $lanes - 1).cast());
+                            for _ in 0..k / MR {
+                                step!();
+                            }
+                        }
+                        left = k % MR;
+                    }
+                    for _ in 0..left {
+                        step!();
                     }
                     for i in 0..MR {
                         for j in 0..2 {
@@ -173,6 +226,7 @@ mod x86 {
 
     tile_kernel!(
         avx2,
+        super::AVX2.0,
         "avx2,fma",
         8,
         _mm256_setzero_ps,
@@ -184,6 +238,7 @@ mod x86 {
     );
     tile_kernel!(
         avx512,
+        super::AVX512.0,
         "avx512f",
         16,
         _mm512_setzero_ps,

@@ -3,29 +3,36 @@
 mod micro;
 mod pack;
 
+use micro::Place;
 pub(crate) use pack::Buffer;
 
 use std::cell::RefCell;
 use std::ops::Range;
 
 use crate::Acc;
-use crate::ctx::{Ctx, Part};
+use crate::ctx::Ctx;
 use crate::mat::{Mat, MatMut};
 use crate::simd::{Level, Path};
 
 /// Inner block: part of the numerics, never tuned to a host.
 pub const KC: usize = 256;
-/// Columns of b packed at a time; free of bits.
-const NC: usize = 1024;
-/// Most rows of a used with one block of b; free of bits.
-const MC: usize = 266;
-/// Columns of a apart by more than this are copied together first: else every step of a tile touches a page.
-const DIRECT_MAX: usize = 512;
+/// Most floats of b packed at a time; free of bits.
+const B_FLOATS: usize = 1 << 20;
+/// Columns of b that a block of rows is multiplied with at a time; free of bits.
+const NC: usize = 512;
+/// Most rows of a block, and most floats of a in it; free of bits.
+const A_ROWS: usize = 266;
+const A_FLOATS: usize = 192 << 10;
+/// Columns of a apart by more than this are copied together first.
+const DIRECT_MAX: usize = 32;
 /// Multiply-adds below which one thread does all.
 const GRAIN_FMA: usize = 128 * 128 * 128;
+/// Floats below which one thread packs all.
+const GRAIN_PACK: usize = 8 << 10;
 
 thread_local! {
-    static SCRATCH: RefCell<(Buffer, Buffer)> = const { RefCell::new((Buffer::new(), Buffer::new())) };
+    static PACKED_A: RefCell<Buffer> = const { RefCell::new(Buffer::new()) };
+    static PACKED_B: RefCell<Buffer> = const { RefCell::new(Buffer::new()) };
 }
 
 /// c = a b (`Store`) or c += a b (`Add`); a: m x k, b: k x n, c: m x n.
@@ -33,34 +40,110 @@ thread_local! {
 /// Law, for each element: for each inner block of [`KC`] in ascending order, s = 0, then s = fma(a, b, s) with k
 /// ascending in the block, then c = c + s. With `Store` the first block sets c = s; k = 0 stores zeros.
 pub fn product(ctx: &Ctx, a: Mat, b: Mat, c: MatMut, acc: Acc) {
-    let (m, n, k) = (c.rows(), c.cols(), a.cols);
-    let level = ctx.level();
-    let pieces = (m.saturating_mul(n).saturating_mul(k) / GRAIN_FMA).clamp(1, ctx.threads());
-    let (_, nr) = tile(level);
-    let strips = n.div_ceil(nr);
-    // Threads that share columns of c would pack the same part of b, but strips may not come out even.
-    if strips.next_multiple_of(pieces) * 8 <= strips * 9 {
-        ctx.split_parts(strips, pieces, Strips { c, width: nr }, &|strips, Strips { c, .. }| {
-            let first = strips.start * nr;
-            serial(level, a, b.cols_range(first..first + c.cols()), c, acc);
-        });
-    } else {
-        ctx.split_parts(m, pieces, c, &|rows, c| serial(level, a.rows_range(rows), b, c, acc));
+    products(ctx, &[b], vec![(a, 0, c)], acc);
+}
+
+/// [`product`]s at once: of each (a, i, c) that of a and `right[i]`. What they share is packed once, and threads meet
+/// twice for all of them.
+pub fn products(ctx: &Ctx, right: &[Mat], list: Vec<(Mat, usize, MatMut)>, acc: Acc) {
+    for (a, i, c) in &list {
+        let b = &right[*i];
+        let (m, n, k) = (c.rows(), c.cols(), a.cols);
+        assert!(
+            a.rows == m && b.rows == k && b.cols == n,
+            "product of {} x {} and {} x {} into {m} x {n}",
+            a.rows,
+            a.cols,
+            b.rows,
+            b.cols
+        );
+        a.check();
+        b.check();
     }
+    let list = list.into_iter().filter_map(|(a, i, mut c)| {
+        if a.cols == 0 && acc == Acc::Store {
+            c.fill(0.0);
+        }
+        (a.cols > 0 && c.rows() > 0 && c.cols() > 0).then_some((a, i, c))
+    });
+    let mut list: Vec<_> = list.collect();
+    let (_, nr) = tile(ctx.level());
+    let len = |b: &Mat| Panels::len(ctx.level(), b.rows, b.cols);
+    PACKED_B.with_borrow_mut(|buffer| {
+        if right.iter().map(len).sum::<usize>() <= B_FLOATS {
+            let panels = pack_all(ctx, right, buffer);
+            return multiply_all(ctx, &panels, list, acc);
+        }
+        for (i, b) in right.iter().enumerate() {
+            // Columns at a time: what is packed stays small.
+            let most = if b.rows > 0 { B_FLOATS / b.rows } else { b.cols };
+            for columns in even_strips(b.cols, nr, most) {
+                let panels = pack_all(ctx, &[b.cols_range(columns.clone())], buffer);
+                let of = list.iter_mut().filter(|of| of.1 == i);
+                let parts = of.map(|(a, _, c)| (*a, 0, c.reborrow().cols_range(columns.clone()))).collect();
+                multiply_all(ctx, &panels, parts, acc);
+            }
+        }
+    });
 }
 
-/// A matrix that is cut along its columns, at whole strips.
-struct Strips<'a> {
-    c: MatMut<'a>,
-    width: usize,
+/// Packs all of `right` with the threads of `ctx`.
+fn pack_all<'b>(ctx: &Ctx, right: &[Mat], buffer: &'b mut Buffer) -> Vec<Panels<'b>> {
+    let level = ctx.level();
+    let (_, nr) = tile(level);
+    let len = |b: &Mat| Panels::len(level, b.rows, b.cols);
+    let total = right.iter().map(len).sum::<usize>();
+    let pieces = (total / GRAIN_PACK).clamp(1, ctx.threads());
+    let (mut rest, mut items) = (buffer.take(total), Vec::new());
+    for b in right {
+        for k0 in (0..b.rows).step_by(KC) {
+            let rows = k0..b.rows.min(k0 + KC);
+            for columns in even_strips(b.cols, nr, b.cols.next_multiple_of(nr).div_ceil(pieces)) {
+                let (out, after) = rest.split_at_mut(rows.len() * columns.len().next_multiple_of(nr));
+                rest = after;
+                items.push((b.rows_range(rows.clone()).cols_range(columns), out));
+            }
+        }
+    }
+    if pieces == 1 {
+        items.into_iter().for_each(|(b, out)| pack::pack(level, b, nr, out));
+    } else {
+        ctx.each(items, &|_, (b, out)| pack::pack(level, b, nr, out));
+    }
+    let mut rest = &*buffer.take(total);
+    let mut cut = |b: &Mat| {
+        let (data, after) = rest.split_at(len(b));
+        rest = after;
+        Panels { data, k: b.rows, n: b.cols }
+    };
+    right.iter().map(&mut cut).collect()
 }
 
-impl Part for Strips<'_> {
-    fn cut(self, at: usize) -> (Self, Self) {
-        let width = self.width;
-        let at = (at * width).min(self.c.cols());
-        let (a, b) = self.c.split_cols(at);
-        (Strips { c: a, width }, Strips { c: b, width })
+/// All products with packed operands, in blocks of rows.
+fn multiply_all(ctx: &Ctx, panels: &[Panels], list: Vec<(Mat, usize, MatMut)>, acc: Acc) {
+    let level = ctx.level();
+    let work = list.iter().map(|(a, i, _)| a.rows.saturating_mul(a.cols).saturating_mul(panels[*i].n));
+    let threads = (work.fold(0, usize::saturating_add) / GRAIN_FMA).clamp(1, ctx.threads());
+    let mut items = Vec::new();
+    for (a, i, c) in list {
+        let (mr, most) = (tile(level).0, (A_FLOATS / a.cols).min(A_ROWS));
+        let tiles = a.rows.div_ceil(mr);
+        let blocks = tiles.div_ceil((most / mr).max(1)).next_multiple_of(threads).min(tiles);
+        let mut rest = c;
+        for tiles in even(tiles, tiles.div_ceil(blocks)) {
+            let rows = tiles.start * mr..a.rows.min(tiles.end * mr);
+            let (block, after) = rest.split_rows(rows.len());
+            rest = after;
+            items.push((a.rows_range(rows), i, block));
+        }
+    }
+    let one = |(a, i, c): (Mat, usize, MatMut)| {
+        PACKED_A.with_borrow_mut(|buffer| panels[i].multiply_block(level, a, c, acc, buffer));
+    };
+    if threads == 1 {
+        items.into_iter().for_each(one);
+    } else {
+        ctx.each(items, &|_, item| one(item));
     }
 }
 
@@ -70,51 +153,6 @@ fn tile(level: Level) -> (usize, usize) {
         Path::Avx512 => micro::AVX512,
         _ => micro::AVX2,
     }
-}
-
-/// The product on the calling thread.
-pub(crate) fn serial(level: Level, a: Mat, b: Mat, mut c: MatMut, acc: Acc) {
-    let (m, n, k) = (c.rows(), c.cols(), a.cols);
-    assert!(
-        a.rows == m && b.rows == k && b.cols == n,
-        "product of {} x {} and {} x {} into {m} x {n}",
-        a.rows,
-        a.cols,
-        b.rows,
-        b.cols
-    );
-    a.check();
-    b.check();
-    if m == 0 || n == 0 {
-        return;
-    }
-    if k == 0 {
-        if acc == Acc::Store {
-            c.fill(0.0);
-        }
-        return;
-    }
-    let (_, nr) = tile(level);
-    SCRATCH.with_borrow_mut(|(a_buffer, b_buffer)| {
-        for j0 in (0..n).step_by(NC) {
-            let nb = NC.min(n - j0);
-            for k0 in (0..k).step_by(KC) {
-                let kb = KC.min(k - k0);
-                let add = acc == Acc::Add || k0 > 0;
-                let panels = b_buffer.take(kb * nb.next_multiple_of(nr));
-                pack::pack(level, b.rows_range(k0..k0 + kb).cols_range(j0..j0 + nb), nr, panels);
-                for rows in even(m, MC) {
-                    let block = c.reborrow().rows_range(rows.clone()).cols_range(j0..j0 + nb);
-                    let mut a = a.rows_range(rows).cols_range(k0..k0 + kb);
-                    if a.rs == 1 && a.cs > DIRECT_MAX {
-                        let buffer = a_buffer.take(a.rows * kb);
-                        a = pack::dense(level, a.t(), buffer).t();
-                    }
-                    multiply_strips(level, a, panels.chunks_exact(kb * nr), block, add);
-                }
-            }
-        }
-    });
 }
 
 /// A right operand that is packed once for many products.
@@ -142,6 +180,41 @@ impl<'a> Panels<'a> {
             pack::pack(level, b.rows_range(k0..k1), nr, &mut data[k0 * width..k1 * width]);
         }
         Panels { data, k: b.rows, n: b.cols }
+    }
+
+    /// c = a b or c += a b for all of b, by the law of [`product`], on the calling thread. A tile of a stays in the first cache while the strips of b pass by;
+    /// the strips of an inner block, and c over all inner blocks, stay in the second one.
+    fn multiply_block(&self, level: Level, a: Mat, mut c: MatMut, acc: Acc, buffer: &mut Buffer) {
+        let (mr, nr) = tile(level);
+        let (m, lanes, width) = (c.rows(), micro::lanes(mr), self.n.next_multiple_of(nr));
+        let tiles = m.div_ceil(mr);
+        // Columns of a that are far apart: else every step of a tile would touch another page.
+        let packed = (a.cs > DIRECT_MAX).then(|| {
+            let packed = buffer.take(tiles * lanes * self.k);
+            pack::tiles(level, a, even(m, mr), lanes, packed);
+            &*packed
+        });
+        for columns in even_strips(self.n, nr, NC) {
+            for k0 in (0..self.k).step_by(KC) {
+                let inner = k0..self.k.min(k0 + KC);
+                let strips = &self.data[k0 * width + columns.start * inner.len()..inner.end * width];
+                for (t, rows) in even(m, mr).enumerate() {
+                    let (place, a) = match packed {
+                        Some(packed) => {
+                            let data = &packed[(t * self.k + k0) * lanes..][..inner.len() * lanes];
+                            (Place::Packed, Mat { data, rows: rows.len(), cols: inner.len(), rs: 1, cs: lanes })
+                        }
+                        None => (Place::Far, a.rows_range(rows.clone()).cols_range(inner.clone())),
+                    };
+                    let mut c = c.reborrow().rows_range(rows).cols_range(columns.clone());
+                    for (j, b) in (0..c.cols()).step_by(nr).zip(strips.chunks_exact(inner.len() * nr)) {
+                        let c_cols = c.cols();
+                        let c = c.reborrow().cols_range(j..c_cols.min(j + nr));
+                        micro::tile(level, place, a, b, c, acc == Acc::Add || k0 > 0);
+                    }
+                }
+            }
+        }
     }
 
     /// c = a b or c += a b with rows `inner` of b alone and as many of its columns as c has, by the law of
@@ -183,7 +256,7 @@ fn multiply_strips<'a>(level: Level, a: Mat, strips: impl Iterator<Item = &'a [f
     for (j, b) in (0..n).step_by(nr).zip(strips) {
         let mut strip = c.reborrow().cols_range(j..n.min(j + nr));
         for rows in even(m, mr) {
-            micro::tile(level, a.rows_range(rows.clone()), b, strip.reborrow().rows_range(rows), add);
+            micro::tile(level, Place::Near, a.rows_range(rows.clone()), b, strip.reborrow().rows_range(rows), add);
         }
     }
 }
@@ -192,4 +265,9 @@ fn multiply_strips<'a>(level: Level, a: Mat, strips: impl Iterator<Item = &'a [f
 fn even(n: usize, most: usize) -> impl Iterator<Item = Range<usize>> {
     let parts = n.div_ceil(most);
     (0..parts).map(move |i| n * i / parts..n * (i + 1) / parts)
+}
+
+/// Cuts the columns `0..n` at whole strips of `nr`, in as few ranges of at most `most` columns (or one strip) as can be.
+fn even_strips(n: usize, nr: usize, most: usize) -> impl Iterator<Item = Range<usize>> {
+    even(n.div_ceil(nr), (most / nr).max(1)).map(move |s| s.start * nr..n.min(s.end * nr))
 }

@@ -1,5 +1,7 @@
 //! Packing: strips of columns of the right operand, inner index first, so that the tile loop reads in order.
 
+use std::ops::Range;
+
 use crate::mat::Mat;
 use crate::simd::{Level, by_level};
 
@@ -28,7 +30,7 @@ impl Buffer {
     }
 }
 
-/// Packs the columns of `b` (k x columns) in strips of `width`, 16 or 32: `out[strip][k][column]`.
+/// Packs the columns of `b` (k x columns) in strips of `width`, 8, 16 or 32: `out[strip][k][column]`.
 ///
 /// The columns that the last strip lacks hold anything: their results are thrown away.
 pub(super) fn pack(level: Level, b: Mat, width: usize, out: &mut [f32]) {
@@ -39,22 +41,49 @@ pub(super) fn pack(level: Level, b: Mat, width: usize, out: &mut [f32]) {
     } else {
         let strips = (0..b.cols).step_by(width).zip(out.chunks_exact_mut(b.rows * width));
         strips.for_each(|(j, out)| match width {
+            8 => turn::<8>(level, b.cols_range(j..b.cols.min(j + width)), out),
             16 => turn::<16>(level, b.cols_range(j..b.cols.min(j + width)), out),
             _ => turn::<32>(level, b.cols_range(j..b.cols.min(j + width)), out),
         });
     }
 }
 
-/// A dense copy of `m` whose rows are contiguous.
-pub(super) fn dense<'a>(level: Level, m: Mat, out: &'a mut [f32]) -> Mat<'a> {
-    copy_rows(level, m, out);
-    Mat::new(out, m.rows, m.cols)
+/// Packs the rows of `a` (rows x k) tile by tile, each of at most `width` (8 or 16) rows: `out[tile][k][row]`; the rows
+/// that a tile lacks hold anything.
+pub(super) fn tiles(level: Level, a: Mat, tiles: impl Iterator<Item = Range<usize>>, width: usize, out: &mut [f32]) {
+    let tiles: Vec<_> = tiles.collect();
+    if a.rs == 1 {
+        a.check();
+        return copy_tiles(level, a, &tiles, width, out);
+    }
+    for (rows, out) in tiles.into_iter().zip(out.chunks_exact_mut(width * a.cols)) {
+        pack(level, a.rows_range(rows).t(), width, out);
+    }
 }
 
 by_level! {
-    fn copy_rows(m: Mat<'_>, out: &mut [f32]) {
-        for (i, out) in out.chunks_exact_mut(m.cols).enumerate() {
-            out.copy_from_slice(&m.data[i * m.rs..][..m.cols]);
+    /// Tiles of a matrix whose columns are contiguous.
+    fn copy_tiles(a: Mat<'_>, tiles: &[Range<usize>], width: usize, out: &mut [f32]) {
+        match width {
+            8 => copy_tiles_body::<8>(a, tiles, out),
+            _ => copy_tiles_body::<16>(a, tiles, out),
+        }
+    }
+}
+
+/// Column by column of a, through all tiles: its memory is read in order.
+#[inline(always)]
+fn copy_tiles_body<const W: usize>(a: Mat, tiles: &[Range<usize>], out: &mut [f32]) {
+    let k = a.cols;
+    for p in 0..k {
+        let column = &a.data[p * a.cs..];
+        for (t, rows) in tiles.iter().enumerate() {
+            let out = &mut out[(t * k + p) * W..][..W];
+            // What lies behind the rows of a tile comes with them where there is anything.
+            match column.get(rows.start..rows.start + W) {
+                Some(rows) => out.copy_from_slice(rows),
+                None => out[..rows.len()].copy_from_slice(&column[rows.clone()]),
+            }
         }
     }
 }
@@ -63,6 +92,7 @@ by_level! {
     /// Strips of a matrix whose rows are contiguous.
     fn copy(b: Mat<'_>, width: usize, out: &mut [f32]) {
         match width {
+            8 => copy_body::<8>(b, out),
             16 => copy_body::<16>(b, out),
             _ => copy_body::<32>(b, out),
         }

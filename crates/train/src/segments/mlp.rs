@@ -5,7 +5,7 @@ use spec::Unit;
 use spec::tensors::Role;
 
 use super::products::{
-    column_parallel_input, column_parallel_weight, linear, row_parallel, row_parallel_input, row_parallel_weight,
+    column_parallel_input, column_parallel_weight, linears, row_parallel, row_parallel_input, row_parallel_weight,
 };
 use super::{Env, Part, grad_rows, need, norm};
 use crate::buffers::{Memory, MlpWeights};
@@ -26,8 +26,9 @@ pub fn forward(
     kept.n_mlp = need(&mut memory.regs.rows, "rows")?;
     kept.gate = memory.pool.take(rows * width);
     kept.up = memory.pool.take(rows * width);
-    linear(env.ctx, &kept.n_mlp, rows, chunk.param(layer, Role::Gate), hidden, &mut kept.gate);
-    linear(env.ctx, &kept.n_mlp, rows, chunk.param(layer, Role::Up), hidden, &mut kept.up);
+    let weights = [Role::Gate, Role::Up].map(|role| chunk.param(layer, role));
+    let uses = &mut [(weights[0], &mut kept.gate[..]), (weights[1], &mut kept.up)];
+    linears(env.ctx, &kept.n_mlp, rows, hidden, uses);
     if env.norms_again() {
         memory.pool.give(std::mem::take(&mut kept.n_mlp));
     }

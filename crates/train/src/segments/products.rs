@@ -22,6 +22,16 @@ pub fn linear(ctx: &Ctx, x: &[f32], rows: usize, w: &[f32], inner: usize, y: &mu
     kernels::product(ctx, x, w.t(), MatMut::new(y, rows, out), Acc::Store);
 }
 
+/// y = x w^T for several weights stored [out, in] of one input; x: [rows, in].
+pub fn linears(ctx: &Ctx, x: &[f32], rows: usize, inner: usize, uses: &mut [(&[f32], &mut [f32])]) {
+    let weights: Vec<_> = uses.iter().map(|(w, _)| Mat::new(w, w.len() / inner, inner).t()).collect();
+    let outputs = uses.iter_mut().enumerate().map(|(i, (_, y))| {
+        let y = MatMut::new(y, rows, weights[i].cols);
+        (Mat::new(x, rows, inner), i, y)
+    });
+    kernels::products(ctx, &weights, outputs.collect(), Acc::Store);
+}
+
 /// dw += dy^T x for a weight stored [out, in] whose accumulator stands at `at`, lane by lane; dy, x: all rows.
 fn weight_grad(env: &Env, dy: Mat, x: Mat, grads: &mut Grads, at: Range<usize>) {
     for lane in 0..env.lanes.len() {
@@ -118,9 +128,14 @@ pub fn column_parallel_input(
 pub fn column_parallel_weight(env: &Env, chunk: &mut ChunkState, layer: usize, x: &[f32], uses: &[(Role, &[f32])]) {
     let rows = env.rows();
     let x = Mat::new(x, rows, env.place.hidden);
-    for (role, dy) in uses {
-        let at = chunk.grad_range(layer, *role);
-        weight_grad(env, Mat::new(dy, rows, dy.len() / rows), x, &mut chunk.grads, at);
+    let at: Vec<_> = uses.iter().map(|(role, _)| chunk.grad_range(layer, *role)).collect();
+    for lane in 0..env.lanes.len() {
+        let rows_lane = env.lane_rows(lane);
+        let parts = chunk.grads.lane_parts(lane, &at).into_iter().zip(uses).map(|(dw, (_, dy))| {
+            let dy = Mat::new(dy, rows, dy.len() / rows).rows_range(rows_lane.clone());
+            (dy.t(), 0, MatMut::new(dw, dy.cols, x.cols))
+        });
+        kernels::products(env.ctx, &[x.rows_range(rows_lane.clone())], parts.collect(), Acc::Add);
     }
 }
 

@@ -105,6 +105,26 @@ impl Grads {
         &mut self.bucket(lane, bucket)[at]
     }
 
+    /// Several accumulators of a lane, at ranges of one bucket that do not overlap.
+    ///
+    /// # Panics
+    /// If they do, or lie in two buckets.
+    pub fn lane_parts(&mut self, lane: usize, at: &[Range<usize>]) -> Vec<&mut [f32]> {
+        let found: Vec<_> = at.iter().map(|at| self.starts.find(at)).collect();
+        let Some(&(bucket, _)) = found.first() else { return Vec::new() };
+        assert!(found.iter().all(|(other, _)| *other == bucket), "accumulators {at:?} lie in several buckets");
+        let mut order: Vec<usize> = (0..at.len()).collect();
+        order.sort_unstable_by_key(|&i| found[i].1.start);
+        let (mut rest, mut passed) = (&mut self.bucket(lane, bucket)[..], 0);
+        let mut parts: Vec<_> = at.iter().map(|_| None).collect();
+        for i in order {
+            let range = &found[i].1;
+            let (part, after) = std::mem::take(&mut rest)[range.start - passed..].split_at_mut(range.len());
+            (rest, passed, parts[i]) = (after, range.end, Some(part));
+        }
+        parts.into_iter().flatten().collect()
+    }
+
     /// Ends `bucket` of a lane of `unit`: all that was added to it.
     pub fn take(&mut self, unit: Unit, lane: usize, bucket: usize) -> Vec<f32> {
         self.turn_to(unit);

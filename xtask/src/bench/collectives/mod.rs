@@ -17,7 +17,7 @@ use sides::{Side, Sides};
 use table::Table;
 
 /// Operations, by the names that all sides use.
-const OPERATIONS: [&str; 3] = ["all_reduce", "all_gather", "reduce_scatter"];
+const OPERATIONS: [&str; 4] = ["all_reduce", "all_gather", "reduce_scatter", "all_to_all"];
 /// Our transports.
 const TRANSPORTS: [&str; 3] = ["shm", "tcp", "threads"];
 /// Bytes of the whole vector, from 1 KiB to 64 MiB.
@@ -49,6 +49,9 @@ pub struct Args {
     /// Operations, such as all_reduce [default: all]
     #[arg(long, value_delimiter = ',')]
     operations: Vec<String>,
+    /// Smallest vector, KiB.
+    #[arg(long, default_value_t = 1)]
+    kib_min: usize,
     /// Largest vector, KiB.
     #[arg(long, default_value_t = 64 << 10)]
     kib_max: usize,
@@ -107,7 +110,7 @@ pub fn run(root: &Path, args: &Args) -> Result<bool, String> {
         }
     }
     for &ranks in &args.ranks {
-        let sizes = SIZES.iter().filter(|&&bytes| bytes <= args.kib_max << 10);
+        let sizes = SIZES.iter().filter(|&&bytes| (args.kib_min << 10..=args.kib_max << 10).contains(&bytes));
         let plan = Plan {
             ranks: ranks as usize,
             operations: operations.clone(),
@@ -140,6 +143,7 @@ mod tests {
         assert_eq!(bus_bandwidth("all_reduce", 100, 4, 0.5), 300.0);
         assert_eq!(bus_bandwidth("all_gather", 100, 4, 1.0), 75.0);
         assert_eq!(bus_bandwidth("reduce_scatter", 100, 2, 1.0), 50.0);
+        assert_eq!(bus_bandwidth("all_to_all", 100, 4, 1.0), 75.0);
     }
 
     #[test]

@@ -94,9 +94,14 @@ fn row(
     let leaf = [(me..me + 1, &mine[..])];
     let mut out = vec![0.0f32; if operation == "reduce_scatter" { plan.part_len(me) } else { len }];
     let part = vec![members as f32; plan.part_len(me)];
+    let whole = vec![members as f32; if operation == "all_to_all" { len } else { 0 }];
+    let to: Vec<&[f32]> =
+        (0..members).map(|i| &whole[whole.len() * i / members..whole.len() * (i + 1) / members]).collect();
+    let mut from = vec![Vec::new(); members];
     let mut once = || match operation {
         "all_gather" => end.all_gather(group, &plan.parts, &part, &mut out),
         "reduce_scatter" => end.reduce_scatter(group, &plan, &leaf, &mut out),
+        "all_to_all" => end.all_to_all(group, &to, &mut from),
         _ => end.all_reduce(group, &plan, &leaf, &mut out),
     };
     (0..=WARMUP).try_for_each(|_| once())?;
@@ -104,7 +109,10 @@ fn row(
     let began = Instant::now();
     (0..iterations).try_for_each(|_| once())?;
     let seconds = began.elapsed().as_secs_f64() / iterations as f64;
-    if out.iter().any(|&x| x != members as f32) {
+    if operation == "all_to_all" {
+        out = from.concat();
+    }
+    if out.is_empty() || out.iter().any(|&x| x != members as f32) {
         return Ok(Err(format!("{operation} of {len} numbers on {members} ranks: wrong result")));
     }
     Ok(Ok(seconds))
@@ -124,7 +132,7 @@ mod tests {
             ranks.into_iter().map(|rank| rank.join().unwrap().unwrap()).collect()
         });
         for samples in all {
-            assert_eq!(samples.len(), 6);
+            assert_eq!(samples.len(), 8);
             assert!(samples.iter().all(|sample| sample.seconds > 0.0));
         }
     }
