@@ -76,7 +76,7 @@ pub fn products(ctx: &Ctx, right: &[Mat], list: Vec<(Mat, usize, MatMut)>, acc: 
         }
         for (i, b) in right.iter().enumerate() {
             // Columns at a time: what is packed stays small.
-            let most = if b.rows > 0 { B_FLOATS / b.rows } else { b.cols };
+            let most = B_FLOATS.checked_div(b.rows).unwrap_or(b.cols);
             for columns in even_strips(b.cols, nr, most) {
                 let panels = pack_all(ctx, &[b.cols_range(columns.clone())], buffer);
                 let of = list.iter_mut().filter(|of| of.1 == i);
