@@ -43,6 +43,7 @@ fn main() {
             zero: 1,
             shard: None,
             reshard: spec::Reshard::Always,
+            mirror: None,
             threads: None,
             transport: Transport::Tcp,
             pin: Pin::Off,

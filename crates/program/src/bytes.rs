@@ -266,8 +266,14 @@ impl Sizes {
                 Exchange::ReduceScatter => scatter,
                 Exchange::AllGather => gather,
                 Exchange::AllReduce => scatter + gather,
-                Exchange::AllToAll => 0,
+                Exchange::AllToAll | Exchange::Shift => 0,
             }
+    }
+
+    /// `MirrorGrads` of the rank at `at`: what it owns.
+    pub fn mirror_grads(&self, at: Coords) -> u64 {
+        let owned = |b: &BucketSizes| b.shards[self.layout.holder(at) % self.layout.shard];
+        FLOAT * self.layout.chunks_of(at.pp).flat_map(|c| &self.chunks[c].buckets).map(owned).sum::<u64>()
     }
 
     /// `TiedGrads` at holder `holder`: one use's gradient of what it owns of the embedding.

@@ -139,6 +139,9 @@ pub enum Value {
     Grads(Bucket),
     /// The output projection's share of a tied embedding's gradient, swapped for the input's share (pp).
     TiedGrads,
+    /// The gradients of the step that a rank updates with, to the rank that mirrors its state (world; each sends to one and
+    /// receives from one, see [`crate::mirror`]).
+    MirrorGrads,
     /// Parameters of a bucket from their owners: updated ones at the end of a step (zero 1 and 2), or just in time (zero 3).
     Params(Bucket),
     /// Loss, norm and flags of every rank (world).
@@ -154,6 +157,8 @@ pub enum Exchange {
     ReduceScatter,
     /// Ordered sum to all.
     AllReduce,
+    /// To one other member each.
+    Shift,
     /// Something else to everyone; `bytes` is the most that a rank may send.
     AllToAll,
 }

@@ -411,6 +411,9 @@ impl List<'_> {
         self.sums();
         self.swap_tied();
         self.chunk = 0;
+        if layout.mirrored() {
+            self.collective(Exchange::Shift, Value::MirrorGrads, Axis::World, sizes.mirror_grads(self.at));
+        }
         self.collective(Exchange::AllGather, Value::Ballot, Axis::World, sizes.ballot(self.at));
         self.push(Op::Vote);
         for chunk in layout.chunks_of(self.at.pp) {

@@ -35,7 +35,9 @@ impl Value {
     pub fn state(self) -> Option<State> {
         match self {
             Self::Params(_) => Some(State::Parameters),
-            Self::NormGrads | Self::Grads(_) | Self::TiedGrads | Self::SliceGrads => Some(State::Gradients),
+            Self::NormGrads | Self::Grads(_) | Self::TiedGrads | Self::SliceGrads | Self::MirrorGrads => {
+                Some(State::Gradients)
+            }
             Self::Ballot => None,
             _ => Some(State::Activations),
         }

@@ -38,6 +38,7 @@ pub fn request([dp, tp, pp]: [usize; 3], schedule: Schedule, vpp: Option<usize>)
         zero: 0,
         shard: None,
         reshard: spec::Reshard::Always,
+        mirror: None,
         threads: None,
         transport: Transport::Threads,
         pin: Pin::Off,

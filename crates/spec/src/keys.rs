@@ -140,6 +140,7 @@ keys! {
     "layout.zero" Int "0" false "sharded over dp and cp: 1: optimizer state, 2: gradients too, 3: parameters too";
     "layout.shard" Int "" false "ranks that share one set of shards, replicated across groups; unset: dp x cp";
     "layout.reshard" Text "\"always\"" false "parameters of zero = 3 are freed: always (after each use) or after_backward (kept from a step's first use to its last)";
+    "layout.mirror" Bool "" false "state that one rank alone would have is kept by a second one, too, by sending it the gradients of each step; unset: where ranks are processes";
     "layout.threads" Int "" false "threads per rank; unset: all cores at one rank, else 1";
     "layout.transport" Text "\"shm\"" false "shm, tcp or threads";
     "layout.pin" Text "\"auto\"" false "auto: each rank keeps to its share of the allowed cores, if there is a core for each; off: the system places them";

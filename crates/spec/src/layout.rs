@@ -99,6 +99,8 @@ pub struct LayoutRequest {
     pub shard: Option<usize>,
     /// `layout.reshard`
     pub reshard: Reshard,
+    /// `layout.mirror`
+    pub mirror: Option<bool>,
     /// `layout.threads`, threads per rank.
     pub threads: Option<usize>,
     /// `layout.transport`
@@ -157,6 +159,8 @@ pub struct Layout {
     pub shard: usize,
     /// When gathered parameters are freed.
     pub reshard: Reshard,
+    /// State without a replica has a mirror, see [`Layout::mirrored`].
+    pub mirror: bool,
     /// Threads per rank.
     pub threads: usize,
     /// How bytes travel.
@@ -185,6 +189,11 @@ impl Layout {
     /// Groups of holders that each have one whole set of shards.
     pub fn replicas(&self) -> usize {
         self.holders() / self.shard
+    }
+
+    /// True if each rank's optimizer state is also kept by another rank, its mirror: nobody else has it.
+    pub fn mirrored(&self) -> bool {
+        self.mirror && self.world() > 1 && self.replicas() == 1
     }
 
     /// Number of ranks.

@@ -275,6 +275,7 @@ pub(crate) fn layout_request(values: &Values) -> Result<LayoutRequest, SpecError
         zero: values.need("layout.zero")?,
         shard: values.int("layout.shard"),
         reshard: word::<Reshard>(values, "layout.reshard")?,
+        mirror: values.bool("layout.mirror"),
         threads: values.int("layout.threads"),
         transport: word::<Transport>(values, "layout.transport")?,
         pin: word::<Pin>(values, "layout.pin")?,

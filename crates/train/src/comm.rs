@@ -46,6 +46,8 @@ pub struct Comm {
     pub ep: Group,
     /// All.
     pub world: Group,
+    /// All, for what goes to mirrors.
+    pub mirror: Group,
     /// Same data, context and tensor position; one channel per value and sending chunk.
     pipes: HashMap<(Value, usize), Group>,
     /// By number of lanes.
@@ -100,6 +102,7 @@ impl Comm {
             Group::new(id, name, ranks)
         };
         let world = hosted(group(Axis::World, "world"));
+        let mirror = hosted(group(Axis::World, "mirror"));
         let tp = hosted(group(Axis::Tp, "tp"));
         let cp = hosted(group(Axis::Cp, "cp"));
         let dp = hosted(group(Axis::Dp, "dp"));
@@ -116,7 +119,7 @@ impl Comm {
         let lanes = place.contexts.len() * cells;
         let rows = HashMap::from([(lanes, RowPlans::new(layout, place, lanes))]);
         let keys = HashMap::from([(cells, key_plan(layout, place, cells))]);
-        Self { endpoint, tp, cp, dp, shard, replica, ep, world, pipes, rows, keys }
+        Self { endpoint, tp, cp, dp, shard, replica, ep, world, mirror, pipes, rows, keys }
     }
 
     /// The group of an axis; pipes have their own.

@@ -3,7 +3,6 @@
 //! A bit that changes in memory between two steps would otherwise go into every later number. Hashes are of blocks of
 //! a state chunk's size; they are no part of any result.
 
-use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use kernels::Ctx;
@@ -19,14 +18,14 @@ const NAMED_MAX: usize = 8;
 /// What a rank wrote last.
 #[derive(Debug, Default)]
 pub struct Guard {
-    /// By chunk; empty: nothing is known.
-    hashes: BTreeMap<usize, Vec<u64>>,
+    /// By chunk, those of the rank before those that it mirrors; empty: nothing is known.
+    hashes: Vec<Vec<u64>>,
 }
 
 impl Guard {
-    /// Remembers the state as it is.
-    pub fn take(&mut self, ctx: &Ctx, chunks: &BTreeMap<usize, ChunkState>) {
-        self.hashes = chunks.iter().map(|(chunk, state)| (*chunk, hashes(ctx, state))).collect();
+    /// The state as it is.
+    pub fn of<'s>(ctx: &Ctx, states: impl Iterator<Item = &'s ChunkState>) -> Self {
+        Self { hashes: states.map(|state| hashes(ctx, state)).collect() }
     }
 
     /// The state is about to change.
@@ -35,10 +34,9 @@ impl Guard {
     }
 
     /// What is not as it was remembered, in words; empty: all is well, or nothing is known.
-    pub fn check(&self, ctx: &Ctx, chunks: &BTreeMap<usize, ChunkState>) -> Vec<String> {
+    pub fn check<'s>(&self, ctx: &Ctx, states: impl Iterator<Item = &'s ChunkState>) -> Vec<String> {
         let mut bad = Vec::new();
-        for (chunk, known) in &self.hashes {
-            let Some(state) = chunks.get(chunk) else { continue };
+        for (known, state) in self.hashes.iter().zip(states) {
             let now = hashes(ctx, state);
             let differs = known.iter().zip(&now).enumerate().filter(|(_, (a, b))| a != b).map(|(i, _)| i);
             bad.extend(differs.take(NAMED_MAX).map(|i| name(state, i)));

@@ -28,7 +28,7 @@ pub(crate) fn kinds(state: &ChunkState, bucket: usize) -> [(Kind, &[f32], std::o
 /// Hashes of all that this rank holds, replicas too: they are compared.
 fn hash_pieces(executor: &Executor) -> Vec<HashPiece> {
     let mut pieces = Vec::new();
-    for state in executor.chunks.values() {
+    for state in executor.states() {
         for (kind, data, range) in (0..state.buckets.len()).flat_map(|bucket| kinds(state, bucket)) {
             for (held, slice, elements, at) in state.pieces(&range) {
                 let data = &data[at.start - range.start..at.end - range.start];
@@ -198,7 +198,7 @@ pub(crate) fn own_pieces<'e>(executor: &'e Executor) -> Vec<PieceRef<'e>> {
 /// What the checkpoint reports, with the tensor's name.
 pub fn load(executor: &mut Executor, from: &Checkpoint) -> Result<(), TrainError> {
     let forgets = executor.mutant == Some(Mutant::MomentsForgotten);
-    executor.chunks.values_mut().try_for_each(|state| load_chunk(state, from, forgets).map(drop))
+    executor.states_mut().try_for_each(|state| load_chunk(state, from, forgets).map(drop))
 }
 
 /// Loads the state of every rank of `run`'s layout from a checkpoint, one rank after the other, and forgets it: that the

@@ -1,9 +1,10 @@
 //! One rank's run: steps, validations, checkpoints, digests; it reports, it does not decide about failures.
 
-use std::collections::BTreeMap;
+mod world;
+
 use std::path::PathBuf;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use checkpoint::Checkpoint;
@@ -14,14 +15,13 @@ use events::{Event, RankReport, Step, Work};
 use fabric::Endpoint;
 use kernels::{Ctx, NUMERICS_VERSION, Simd};
 use program::{Mode, Program};
-use serde::{Deserialize, Serialize};
 use spec::{Run, Unit};
 
 use crate::best::Best;
 use crate::buffers::{LossSum, Tokens};
 use crate::corpus::Corpus;
 use crate::error::TrainError;
-use crate::exec::{Executor, Outcome, Recorder, Verdict};
+use crate::exec::{Executor, Outcome, Recorder};
 use crate::fault::Faults;
 use crate::launch::{Profiling, write_record};
 use crate::load::expert_load;
@@ -29,10 +29,12 @@ use crate::mutant::{self, Mutant};
 use crate::optim::learning_rate;
 use crate::persist::{self, Saved};
 use crate::pin;
-use crate::recover::{self, Fetched, Peers};
+use crate::recover::{self, Fetched};
 use crate::sample::Sampling;
 use crate::saver::Saver;
 use crate::state::ChunkState;
+
+pub use world::{Ended, Ending, Pulse, Remains, Said, Start};
 
 /// How often a checkpoint at the end of a run is tried before the run ends without it.
 const FINAL_CHECKPOINT_TRIES: u32 = 5;
@@ -67,94 +69,6 @@ pub struct Job {
     pub faults: Vec<Fault>,
     /// A deliberate fault, that a proof must catch.
     pub mutant: Option<Mutant>,
-}
-
-/// Where a rank's state comes from.
-#[derive(Debug)]
-pub enum Start {
-    /// Initial weights, or the folder that the run names.
-    Fresh,
-    /// A checkpoint.
-    Disk(PathBuf),
-    /// The ranks of an earlier world.
-    Peers(Box<Peers>),
-}
-
-/// What a rank shows of itself to whoever looks, at any time.
-#[derive(Debug, Default)]
-pub struct Pulse {
-    /// The last committed step.
-    pub step: AtomicU64,
-    /// Instructions run.
-    pub work: AtomicU64,
-}
-
-/// What a rank says while it runs.
-#[derive(Debug, Clone, PartialEq)]
-pub enum Said {
-    /// Something happened.
-    Event(Event),
-    /// The state is here and verified.
-    Loaded {
-        /// The last committed step in it.
-        step: u64,
-        /// Bytes that came from peers or disk.
-        bytes: u64,
-        /// Seconds that this took.
-        seconds: f64,
-    },
-}
-
-/// The end of a rank before its time.
-#[derive(Debug)]
-pub struct Ending {
-    /// Why.
-    pub error: TrainError,
-    /// What it holds, if it got that far.
-    pub remains: Option<Box<Remains>>,
-}
-
-impl From<TrainError> for Ending {
-    fn from(error: TrainError) -> Self {
-        Self { error, remains: None }
-    }
-}
-
-/// What is left of a world on a rank.
-#[derive(Debug)]
-pub struct Remains {
-    /// The rank, in that world.
-    pub rank: usize,
-    /// State by chunk.
-    pub chunks: BTreeMap<usize, ChunkState>,
-    /// The last step whose update is whole in it.
-    pub step: u64,
-    /// The gradients of the step after it are complete.
-    pub prepared: bool,
-    /// The last vote that this rank saw.
-    pub decided: Option<Verdict>,
-    /// State that is not what was written, in words.
-    pub corrupt: Vec<String>,
-    /// Validations up to the last step, without those that follow it.
-    pub best: Best,
-}
-
-impl Remains {
-    /// The vote of the last step was to stop after it.
-    pub fn stops(&self) -> bool {
-        self.decided.as_ref().is_some_and(|verdict| verdict.step == self.step && verdict.decision.stop)
-    }
-}
-
-/// How a rank ended.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub enum Ended {
-    /// All steps done.
-    Finished,
-    /// Stopped on request, after a checkpoint at this step.
-    Stopped(u64),
-    /// Ended after this step: `train.patience` validations in a row brought no new best.
-    Exhausted(u64),
 }
 
 /// Runs the rank behind `endpoint`; rank 0 speaks for the run, all ranks report their own end.
@@ -295,11 +209,12 @@ impl RankRun<'_> {
         let decided = executor.verdict.take();
         let voted = decided.as_ref().filter(|verdict| verdict.decision.finite).map_or(0, |verdict| verdict.step);
         let step = self.step.max(voted);
-        let corrupt = executor.guard.check(executor.ctx, &executor.chunks);
+        let corrupt = executor.guard.check(executor.ctx, executor.states());
         Remains {
             corrupt,
             rank: executor.place.rank,
             chunks: std::mem::take(&mut executor.chunks),
+            mirrors: executor.mirrors.take(),
             prepared: executor.prepared == Some(step + 1),
             step,
             decided,

@@ -1,7 +1,7 @@
 //! Whether a run did what its layout claims: counters against the program.
 //!
 //! Compared, rank by rank and exactly: instructions, units taken backward, the most bytes kept for backward, the bytes of
-//! state and of gathered parameters, and the bytes sent on the axes tp, cp, pp, dp and its shard and replica groups, over
+//! state and of gathered parameters, the bytes sent to mirrors, and those on the axes tp, cp, pp, dp and its shard and replica groups, over
 //! all training steps and validation rounds. Not compared: the axis `world`, because besides the ballots of the program it carries the hashes of the digest and of checkpoints; and bytes where ranks lie on several hosts, because
 //! there some ranks pass on what others send (the program knows one level).
 
@@ -20,6 +20,8 @@ use super::launch::Finished;
 pub const AXES: [&str; 8] = ["tp", "cp", "pp", "dp", "shard", "replica", "world", "ep"];
 /// Axes whose bytes are compared.
 pub const COMPARED: usize = 6;
+/// The row of what goes to mirrors; the program has it on `world`.
+const MIRROR: &str = "mirror send";
 /// What the rows that count bytes between hosts end with.
 const BETWEEN_HOSTS: &str = "between hosts";
 
@@ -157,6 +159,8 @@ pub fn audit(run: &Run, finished: &Finished, after: u64) -> Result<(Counts, Vec<
             differ("bytes kept for backward", report.peak_kept, train[rank].peak_kept);
         }
         differ("bytes of state", report.state_bytes, state_bytes(run, rank));
+        let mirrored = report.traffic.iter().filter(|(name, ..)| name == MIRROR).map(|(.., bytes)| bytes).sum();
+        differ("bytes to the mirror", mirrored, steps * mirror_bytes(run, rank));
         differ("bytes of gathered parameters", report.gathered_bytes, gathered_bytes(run, rank));
         for (axis, name) in AXES.into_iter().enumerate().take(COMPARED) {
             let bytes = expect(train[rank].bytes[axis], eval[rank].bytes[axis]);
@@ -192,6 +196,15 @@ fn state_bytes(run: &Run, rank: usize) -> u64 {
         4 * (3 * owned + if layout.zero == 3 { owned } else { bucket.at.len() })
     };
     buckets.map(of).sum::<usize>() as u64
+}
+
+/// Bytes that `rank` sends to its mirror in a step.
+fn mirror_bytes(run: &Run, rank: usize) -> u64 {
+    let bytes = |instr: &Instr| match instr.op {
+        Op::Collective { value: Value::MirrorGrads, bytes, .. } => bytes,
+        _ => 0,
+    };
+    program::lower(run, rank, Mode::Train).instrs.iter().map(bytes).sum()
 }
 
 /// Most bytes of parameters that the lists of `rank` have gathered at once, summed over its chunks.
@@ -272,7 +285,9 @@ mod tests {
                 peak_kept: train[rank].peak_kept,
                 state_bytes: state_bytes(run, rank),
                 gathered_bytes: gathered_bytes(run, rank),
-                traffic: names.into_iter().enumerate().map(row).collect(),
+                traffic: (names.into_iter().enumerate().map(row))
+                    .chain([(MIRROR.into(), 1, run.train.steps * mirror_bytes(run, rank))])
+                    .collect(),
                 ..RankReport::default()
             }
         });
@@ -300,6 +315,7 @@ mod tests {
             audit(&run, &bad, 0).unwrap().1.join("\n")
         };
         assert!(broken(|f| f.ranks[3].traffic[0].2 += 4).contains("rank 3 bytes on tp"));
+        assert!(broken(|f| f.ranks[4].traffic[8].2 -= 4).contains("rank 4 bytes to the mirror"));
         assert!(broken(|f| f.ranks[1].traffic[2].2 = 0).contains("rank 1 sent nothing on pp = 2"));
         assert!(broken(|f| f.ranks[0].instructions -= 1).contains("rank 0 instructions"));
         assert!(broken(|f| f.ranks[2].units += 1).contains("rank 2 units"));

@@ -124,6 +124,26 @@ impl Process {
         self.said.iter().rev().find_map(digest)
     }
 
+    /// Waits until it has its state: how many bytes came, and in how many seconds.
+    #[track_caller]
+    pub fn loaded(&mut self) -> (u64, f64) {
+        self.wait_for(|said| match said {
+            FromRank::Loaded { bytes, seconds, .. } => Some((*bytes, *seconds)),
+            _ => None,
+        })
+    }
+
+    /// Where its time went, once it is done.
+    pub fn times(&self) -> String {
+        let report = |said: &FromRank| match said {
+            FromRank::Event(Event::RankFinished(report)) => Some(report.clone()),
+            _ => None,
+        };
+        let report = self.said.iter().find_map(report).unwrap();
+        let of = |(class, seconds): &(String, f64)| format!("{class} {seconds:.3} s");
+        report.time.iter().map(of).collect::<Vec<_>>().join(", ")
+    }
+
     /// Waits until it says that a fault strikes.
     #[track_caller]
     pub fn fired(&mut self) -> String {

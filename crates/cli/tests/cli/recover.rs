@@ -74,6 +74,25 @@ fn shards_with_replicas_survive_one() {
 }
 
 #[test]
+fn state_without_a_replica_comes_from_its_mirror() {
+    for sets in [&["layout.dp=2", "layout.zero=1"][..], &["layout.tp=2"], &["layout.pp=2", "layout.transport=tcp"]] {
+        killed(sets, 2, 1, sets, 2, &[(0, 0)]);
+        killed(sets, 2, 1, &[], 1, &[(0, 0)]);
+    }
+    let fully = ["layout.dp=4", "layout.zero=3", "grid.accumulate=reduced"];
+    killed(&fully, 4, 2, &fully, 4, &[(0, 3), (1, 1), (3, 2)]);
+    let cube = ["layout.dp=2", "layout.tp=2", "layout.pp=2", "layout.zero=1"];
+    killed(
+        &cube,
+        8,
+        5,
+        &["layout.dp=3", "layout.tp=2", "layout.zero=1"],
+        6,
+        &[(0, 0), (1, 1), (2, 5), (3, 2), (6, 3), (7, 4)],
+    );
+}
+
+#[test]
 fn a_world_shrinks_and_grows_again() {
     let lab = Lab::new();
     let (mut all, first) = begin(&lab, 2, &["layout.dp=2"]);
@@ -97,13 +116,14 @@ fn a_world_shrinks_and_grows_again() {
 #[test]
 fn what_nobody_holds_is_told_and_nothing_given_up() {
     let lab = Lab::new();
-    let (mut all, first) = begin(&lab, 2, &["layout.tp=2"]);
+    let sets = [STEPS, "layout.tp=2", "layout.mirror=false"];
+    let (mut all, first) = begin(&lab, 2, &sets[1..]);
     all[0].wait_for_step(3);
     all[1].kill();
     let (held, _) = all[0].interrupted();
     all[1] = Process::start(&lab);
     let origin = peers(&first, &[Some((held.clone(), 0)), None]);
-    let _world = form(&mut all.iter_mut().collect::<Vec<_>>(), 2, &[STEPS, "layout.tp=2"], &origin, &[]);
+    let _world = form(&mut all.iter_mut().collect::<Vec<_>>(), 2, &sets, &origin, &[]);
     for (process, has) in all.iter_mut().zip([Some(held), None]) {
         let (now, cause) = process.interrupted();
         assert!(matches!(&cause, Cause::Lost { reason } if reason.contains("nobody holds")), "{cause:?}");
@@ -155,6 +175,11 @@ fn a_step_is_applied_by_all_or_by_none() {
     assert_eq!(steps(&struck(&three, 3, 2, FaultKind::KillAt(Moment::Apply))), [6, 6]);
     let sharded = ["layout.dp=4", "layout.zero=1", "layout.shard=2"];
     assert_eq!(steps(&struck(&sharded, 4, 3, FaultKind::KillAt(Moment::Gather))), [6, 6, 6]);
+    // Mirrors roll forward, too: the dead rank's shard among them.
+    let mirrored = ["layout.dp=3", "layout.zero=1"];
+    struck(&mirrored, 3, 1, FaultKind::KillAt(Moment::HalfBallot));
+    struck(&mirrored, 3, 0, FaultKind::KillAt(Moment::Gather));
+    struck(&["layout.pp=2"], 2, 1, FaultKind::KillAt(Moment::Apply));
 }
 
 #[test]
@@ -202,4 +227,51 @@ fn what_passes_is_lived_through() {
     assert!(replayed.len() == 1 && replayed[0].contains("otherwise"), "{replayed:?}");
     assert_eq!(lived_through(0, FaultKind::Slow { factor_percent: 400, steps: 3 }), [""; 0]);
     assert_eq!(lived_through(1, FaultKind::DiskFull), [""; 0]);
+}
+
+/// What a killed rank costs, and what hashes of state cost, at a shape where steps take a while; run by name, alone.
+#[test]
+#[ignore = "a measurement"]
+fn what_a_killed_rank_costs() {
+    let shape = [
+        "model.hidden=256",
+        "model.layers=4",
+        "model.heads=8",
+        "model.kv_heads=4",
+        "model.ffn=704",
+        "model.vocab=4096",
+        "model.tied=false",
+        "train.seq=256",
+        "train.batch=8",
+        "train.steps=16",
+        "grid.tp=1",
+    ];
+    for layout in [&["layout.dp=2"][..], &["layout.dp=2", "layout.zero=1"]] {
+        let sets = [&shape[..], layout].concat();
+        let lab = Lab::new();
+        let mut all: Vec<_> = (0..2).map(|_| Process::start(&lab)).collect();
+        let first = form(&mut all.iter_mut().collect::<Vec<_>>(), 1, &sets, &Origin::Fresh, &[]);
+        all[0].wait_for_step(6);
+        let killed = std::time::Instant::now();
+        let ms = || killed.elapsed().as_secs_f64() * 1e3;
+        all[1].kill();
+        let (held, _) = all[0].interrupted();
+        let known = ms();
+        all[1] = Process::start(&lab);
+        let step = held.step.unwrap();
+        let origin = peers(&first, &[Some((held, 0)), None]);
+        let _world = form(&mut all.iter_mut().collect::<Vec<_>>(), 2, &sets, &origin, &[]);
+        let (bytes, _) = all[1].loaded();
+        let loaded = ms();
+        all[0].wait_for_step(step + 1);
+        let committed = ms();
+        all[1].done();
+        all[0].done();
+        println!(
+            "{layout:?}: known after {known:.0} ms, state ({:.1} MB) there after {loaded:.0} ms, step {} committed after {committed:.0} ms; {}",
+            bytes as f64 / 1e6,
+            step + 1,
+            all[0].times()
+        );
+    }
 }

@@ -74,6 +74,22 @@ impl TcpListenerHandle {
         token: &[u8; 32],
         options: &FabricOptions,
     ) -> Result<Endpoint, FabricError> {
+        self.connect_unless(rank, addrs, token, options, &|| None)
+    }
+
+    /// [`TcpListenerHandle::connect`] that gives up when `over` tells a reason: a rank that has died meanwhile would be
+    /// waited for in vain.
+    ///
+    /// # Errors
+    /// As `connect`; `Aborted` with the reason.
+    pub fn connect_unless(
+        self,
+        rank: RankId,
+        addrs: &[SocketAddr],
+        token: &[u8; 32],
+        options: &FabricOptions,
+        over: &dyn Fn() -> Option<String>,
+    ) -> Result<Endpoint, FabricError> {
         let world = addrs.len() as u32;
         if rank >= world {
             return Err(FabricError::setup(WHAT, format!("rank {rank} in a world of {world}")));
@@ -97,6 +113,9 @@ impl TcpListenerHandle {
             let missing: Vec<u32> = (0..world).filter(|&r| r != rank && streams[r as usize].is_none()).collect();
             if missing.is_empty() {
                 break;
+            }
+            if let Some(reason) = over() {
+                return Err(FabricError::Aborted { reason });
             }
             if Instant::now() >= deadline {
                 let turned = match refused.last() {

@@ -21,7 +21,7 @@
 //! Nothing is assumed of how the lists came about: every list is made and compared. A position that is like no other (more
 //! data cells than its neighbours, say) is a class of its own and is proved itself.
 
-use spec::{Grid, Layout, Model};
+use spec::{Coords, Grid, Layout, Model};
 
 use super::report::{AXES, RankReport, Report};
 use super::violation::{Place, Violation, Wait};
@@ -193,8 +193,10 @@ fn spans(axis: Axis) -> bool {
 }
 
 /// The size by the law of an exchange that spans data positions.
-fn size(sizes: &Sizes, holder: usize, instr: &Instr) -> Option<u64> {
+fn size(sizes: &Sizes, layout: &Layout, at: Coords, instr: &Instr) -> Option<u64> {
+    let holder = layout.holder(at);
     match instr.op {
+        Op::Collective { value: Value::MirrorGrads, .. } => Some(sizes.mirror_grads(at)),
         Op::Collective { value: Value::Grads(bucket), exchange, .. } => {
             Some(sizes.grads(instr.chunk, bucket, holder, exchange))
         }
@@ -215,7 +217,7 @@ fn spanning_sizes(sizes: &Sizes, layout: &Layout, list: &Program, violations: &m
         let want = match value {
             Value::Ballot if train => Some(sizes.ballot(at)),
             Value::Ballot => Some(sizes.ballot_eval(at)),
-            _ => size(sizes, layout.holder(at), instr),
+            _ => size(sizes, layout, at, instr),
         };
         if let Some(want) = want.filter(|want| *want != bytes) {
             violations.push(Violation::Bytes { place: Place::of(list, index), want });
@@ -231,8 +233,7 @@ fn respan(sizes: &Sizes, layout: &Layout, report: &mut RankReport, list: &Progra
     }
     let index = |axis: Axis| AXES.iter().position(|a| *a == axis);
     for instr in &list.instrs {
-        if let (Op::Collective { axis, value, bytes, .. }, Some(own)) =
-            (instr.op, size(sizes, layout.holder(at), instr))
+        if let (Op::Collective { axis, value, bytes, .. }, Some(own)) = (instr.op, size(sizes, layout, at, instr))
             && let Some(axis) = index(axis)
         {
             report.bytes[axis] = report.bytes[axis] + own - bytes;

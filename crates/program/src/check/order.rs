@@ -36,8 +36,18 @@ pub(super) fn check(step: &Step<'_>, program: &Program) -> Vec<Violation> {
         step.layout.chunks_of(at.pp).map(|chunk| ChunkOrder::new(chunk, step, at)).collect();
     let cells: Vec<usize> = step.grid.unit_cells(step.layout.cells[at.dp].clone()).collect();
     let loaded = vec![false; cells.len() * step.grid.microbatches];
-    let mut order =
-        Order { step, program, at, cells, loaded, chunks, ballot: false, vote: false, violations: Vec::new() };
+    let mut order = Order {
+        step,
+        program,
+        at,
+        cells,
+        loaded,
+        chunks,
+        mirrored: false,
+        ballot: false,
+        vote: false,
+        violations: Vec::new(),
+    };
     for (index, instr) in program.instrs.iter().enumerate() {
         if order.violations.len() >= VIOLATIONS_PER_RANK_MAX {
             return order.violations;
@@ -113,6 +123,7 @@ struct Order<'a> {
     cells: Vec<usize>,
     loaded: Vec<bool>,
     chunks: Vec<ChunkOrder<'a>>,
+    mirrored: bool,
     ballot: bool,
     vote: bool,
     violations: Vec<Violation>,

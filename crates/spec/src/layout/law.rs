@@ -2,7 +2,7 @@
 
 use std::ops::Range;
 
-use super::{Layout, LayoutRequest};
+use super::{Layout, LayoutRequest, Transport};
 use crate::error::SpecError;
 use crate::grid::{Accumulate, Grid};
 use crate::model::{Model, divisors};
@@ -73,6 +73,12 @@ impl Law<'_> {
             None => schedule.placement(pp, vpp),
         };
         let threads = request.threads.unwrap_or(if world == 1 { cores.max(1) } else { 1 });
+        if request.mirror == Some(true) && request.transport == Transport::Threads && world > 1 {
+            return Err(law.broken(
+                "layout.mirror = true asks for a second process to keep state, but layout.transport = threads runs all ranks in one".into(),
+                "set layout.transport to shm or tcp, or leave layout.mirror unset".into(),
+            ));
+        }
         let LayoutRequest { transport, pin, exchange_timeout_ms, .. } = *request;
         Ok(Layout {
             dp,
@@ -88,6 +94,7 @@ impl Law<'_> {
             zero,
             shard,
             reshard: request.reshard,
+            mirror: request.mirror.unwrap_or(transport != Transport::Threads),
             threads,
             transport,
             pin,

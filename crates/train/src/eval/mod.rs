@@ -117,7 +117,7 @@ impl Executor<'_> {
     /// A weight that is not finite.
     pub fn load_folder(&mut self, folder: &HfFolder) -> Result<(), TrainError> {
         let tp = self.place.grid_tp;
-        for state in self.chunks.values_mut() {
+        for state in self.states_mut() {
             for bucket in 0..state.buckets.len() {
                 let range = state.kept(bucket).1;
                 let pieces: Vec<_> = state.pieces(&range).map(|(h, s, e, at)| (h.index, s, e, at)).collect();

@@ -80,9 +80,10 @@ impl Executor<'_> {
             Value::NormGrads => self.norm_grads(instr)?,
             Value::Grads(bucket) => self.grads(instr, exchange, bucket)?,
             Value::Params(bucket) => self.params(instr, bucket)?,
+            Value::MirrorGrads => self.mirror_grads()?,
             Value::Ballot => {
                 let began = std::time::Instant::now();
-                let corrupt = mode == Mode::Train && !self.guard.check(self.ctx, &self.chunks).is_empty();
+                let corrupt = mode == Mode::Train && !self.guard.check(self.ctx, self.states()).is_empty();
                 self.counts.guard += began.elapsed();
                 let ballot = Ballot { corrupt, ..self.fill_ballot(mode) }.encode();
                 if mode == Mode::Train {

@@ -126,6 +126,34 @@ impl Executor<'_> {
         Ok(())
     }
 
+    /// The gradients of the step to the rank that mirrors this one, and those of the mirrored one here.
+    pub(super) fn mirror_grads(&mut self) -> Result<(), TrainError> {
+        let Some((ward, mirrored)) = &mut self.mirrors else {
+            return Err(TrainError::Internal("no state is mirrored here".into()));
+        };
+        let mirrors = program::Mirrors::of(&self.run.layout);
+        let to = mirrors.map(|mirrors| mirrors.mirror(&self.run.layout, self.place.rank));
+        let to = to.ok_or_else(|| TrainError::Internal("no rank mirrors this one".into()))?;
+        let (endpoint, group) = (&self.comm.endpoint, &self.comm.mirror);
+        let updated = |state: &ChunkState| {
+            let buckets = state.buckets.iter().enumerate();
+            buckets.filter(|(_, b)| b.plan.parameters && !b.owned.is_empty()).map(|(i, _)| i).collect::<Vec<_>>()
+        };
+        for state in self.chunks.values() {
+            for bucket in updated(state) {
+                endpoint.send(group, to, &state.buckets[bucket].total)?;
+            }
+        }
+        for state in mirrored.values_mut() {
+            for bucket in updated(state) {
+                let mut total = state.grads.pool.take(state.buckets[bucket].owned.len());
+                endpoint.recv(group, *ward, &mut total)?;
+                state.buckets[bucket].total = total;
+            }
+        }
+        Ok(())
+    }
+
     /// Frees gathered parameters.
     pub(super) fn release(&mut self, instr: &Instr, bucket: Bucket) -> Result<(), TrainError> {
         let (state, at) = bucket_of(&mut self.chunks, instr, bucket)?;

@@ -14,7 +14,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use kernels::{Ctx, RopeTable};
-use program::{Bucket, Instr, Mode, Op, Pass, Program, Segment};
+use program::{Bucket, Instr, Mirrors, Mode, Op, Pass, Program, Segment};
 use spec::tensors::Tensor;
 use spec::{Leaf, Run, Unit};
 
@@ -63,6 +63,8 @@ pub struct Executor<'a> {
     pub comm: Comm,
     /// State, by chunk.
     pub chunks: BTreeMap<usize, ChunkState>,
+    /// The rank whose state is mirrored here, and that state by its chunks.
+    pub mirrors: Option<(usize, BTreeMap<usize, ChunkState>)>,
     /// All tensors of the model, canonical.
     pub tensors: Vec<Tensor>,
     /// What ran.
@@ -116,7 +118,7 @@ impl<'a> Executor<'a> {
     /// A rank with freshly initialised parameters; `stop` asks for a stop after the step under way.
     pub fn new(run: &'a Run, ctx: &'a Ctx, endpoint: fabric::Endpoint, stop: Arc<AtomicBool>) -> Self {
         let mut executor = Self::empty(run, ctx, endpoint, stop);
-        executor.chunks.values_mut().for_each(|state| init::fill(run, ctx, state));
+        executor.states_mut().for_each(|state| init::fill(run, ctx, state));
         executor
     }
 
@@ -129,7 +131,14 @@ impl<'a> Executor<'a> {
         for chunk in run.layout.chunks_of(place.at.pp) {
             chunks.insert(chunk, ChunkState::new(run, &place, chunk));
         }
+        let mirror = |mirrors: Mirrors| {
+            let ward = mirrors.ward(&run.layout, rank);
+            let theirs = Place::new(&run.model, &run.grid, &run.layout, run.train.seq, ward);
+            let chunks = run.layout.chunks_of(theirs.at.pp);
+            (ward, chunks.map(|chunk| (chunk, ChunkState::mirror(run, &theirs, chunk))).collect())
+        };
         Self {
+            mirrors: Mirrors::of(&run.layout).map(mirror),
             rope: RopeTable::new(run.model.head_dim, run.model.rope_theta, run.train.seq),
             tensors: spec::tensors::tensors(&run.model),
             run,
@@ -158,6 +167,16 @@ impl<'a> Executor<'a> {
             copies: 0,
             step: 0,
         }
+    }
+
+    /// The state of this rank, then what it mirrors.
+    pub fn states_mut(&mut self) -> impl Iterator<Item = &mut ChunkState> {
+        self.chunks.values_mut().chain(self.mirrors.iter_mut().flat_map(|(_, chunks)| chunks.values_mut()))
+    }
+
+    /// [`Executor::states_mut`], to look at.
+    pub fn states(&self) -> impl Iterator<Item = &ChunkState> {
+        self.chunks.values().chain(self.mirrors.iter().flat_map(|(_, chunks)| chunks.values()))
     }
 
     /// Runs `program` once; `load` brings the whole sequences of a microbatch of a data cell. `step` (from 1) sets the
@@ -203,7 +222,8 @@ impl<'a> Executor<'a> {
         }
         if mode == Mode::Train && self.guarded {
             let began = Instant::now();
-            self.guard.take(self.ctx, &self.chunks);
+            let hashes = Guard::of(self.ctx, self.states());
+            self.guard = hashes;
             self.counts.guard += began.elapsed();
         }
         let outcome = match mode {
@@ -272,6 +292,10 @@ impl<'a> Executor<'a> {
                 self.guard.forget();
                 mutant::shard(self.mutant, state);
                 verdict.apply(self.ctx, self.run, state);
+                if self.chunks.keys().next() == Some(&instr.chunk) {
+                    let mirrored = self.mirrors.iter_mut().flat_map(|(_, chunks)| chunks.values_mut());
+                    mirrored.for_each(|state| verdict.apply(self.ctx, self.run, state));
+                }
             }
         }
         Ok(())

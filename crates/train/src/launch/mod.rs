@@ -22,7 +22,8 @@ use data::Split;
 use events::{Event, RankReport};
 use kernels::Simd;
 use observe::goodput::Account;
-use program::{Mode, check};
+use program::bytes::Sizes;
+use program::{Mirrors, Mode, check};
 use spec::{Run, Transport};
 
 pub use folder::RunFolder;
@@ -146,6 +147,9 @@ pub fn train_mutant(
         let text = "one rank: its state has no mirror, checkpoints on disk alone protect it".into();
         observe(&Event::Notice { text });
     }
+    if let Some(text) = mirror_sentence(run) {
+        observe(&Event::Notice { text });
+    }
     let (allowed, world) = (pin::allowed(), run.layout.world());
     observe(&Event::Notice { text: pin::sentence(run.layout.pin, &allowed, world) });
     let cores = std::thread::available_parallelism().map_or(1, |n| n.get());
@@ -200,6 +204,21 @@ pub fn train_mutant(
         folder::complain(&e.to_string());
     }
     summary
+}
+
+/// What a person is told of mirrors, and their price.
+fn mirror_sentence(run: &Run) -> Option<String> {
+    let layout = &run.layout;
+    let mirrors = Mirrors::of(layout)?;
+    let sizes = Sizes::new(&run.model, &run.grid, layout, run.train.seq);
+    // Parameters and two moments, each as large as the gradient that is sent.
+    let sent = (0..layout.world()).map(|rank| sizes.mirror_grads(layout.coords(rank))).max().unwrap_or(0);
+    Some(format!(
+        "mirrors: the state that rank 0 alone would have is kept by rank {}, too, and so on; up to {:.1} MB a rank, {:.1} MB sent a step (layout.mirror)",
+        mirrors.mirror(layout, 0),
+        3.0 * sent as f64 / 1e6,
+        sent as f64 / 1e6
+    ))
 }
 
 /// Lowers the run for all ranks and checks the lists.

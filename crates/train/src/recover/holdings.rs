@@ -2,6 +2,7 @@
 
 use std::ops::Range;
 
+use program::Mirrors;
 use program::buckets::ChunkPlan;
 use spec::{Grid, Layout, Model, Run};
 
@@ -27,13 +28,21 @@ pub struct Holdings {
     pub params: Vec<Slot>,
     /// State that it updates: parameters and both moments.
     pub owned: Vec<Slot>,
+    /// Likewise what it mirrors of another rank.
+    pub mirrored: Vec<Slot>,
 }
 
 /// What each rank keeps under the layout of `run`, by rank.
 pub fn holdings(run: &Run) -> Vec<Holdings> {
     let Run { model, grid, layout, .. } = run;
     let plans: Vec<_> = (0..layout.chunks()).map(|chunk| ChunkPlan::new(model, grid, layout, chunk)).collect();
-    (0..layout.world()).map(|rank| of_rank(model, grid, layout, &plans, rank)).collect()
+    let mut all: Vec<_> = (0..layout.world()).map(|rank| of_rank(model, grid, layout, &plans, rank)).collect();
+    if let Some(mirrors) = Mirrors::of(layout) {
+        for rank in 0..layout.world() {
+            all[rank].mirrored = all[mirrors.ward(layout, rank)].owned.clone();
+        }
+    }
+    all
 }
 
 fn of_rank(model: &Model, grid: &Grid, layout: &Layout, plans: &[ChunkPlan], rank: usize) -> Holdings {

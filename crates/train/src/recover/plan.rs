@@ -6,7 +6,7 @@ use std::ops::Range;
 use spec::Run;
 use spec::tensors::STATE_CHUNK;
 
-use super::holdings::{Slot, holdings};
+use super::holdings::{Holdings, Slot, holdings};
 
 /// The most elements of one move: so that a large piece comes from several holders (4 MiB).
 const MOVE_MAX: usize = 64 * STATE_CHUNK;
@@ -39,6 +39,8 @@ pub struct Source {
     pub now: usize,
     /// The chunk of layers that holds it, of the earlier layout.
     pub chunk: usize,
+    /// It is what it mirrors, and not what it updates.
+    pub mirror: bool,
 }
 
 /// Elements of a slice, and who has them.
@@ -53,6 +55,8 @@ pub struct Move {
     pub from: Source,
     /// To which rank of the new world; a copy, if it is the same.
     pub to: usize,
+    /// It is for what the receiver mirrors.
+    pub mirror: bool,
     /// The piece, and the receiver's chunk.
     pub slot: Slot,
 }
@@ -64,6 +68,8 @@ pub struct Lost {
     pub what: What,
     /// Who wants it.
     pub to: usize,
+    /// It is for what it mirrors.
+    pub mirror: bool,
     /// The piece, and the receiver's chunk.
     pub slot: Slot,
 }
@@ -87,16 +93,17 @@ pub fn plan(before: &Run, holders: &[Option<usize>], after: &Run) -> Plan {
     let mut sources: HashMap<(usize, usize), Vec<Known>> = HashMap::new();
     for (rank, held) in holdings(before).into_iter().enumerate() {
         let Some(now) = holders.get(rank).copied().flatten() else { continue };
-        for Slot { chunk, tensor, slice, elements } in held.owned {
-            let source = Source { before: rank, now, chunk };
+        let owned = held.owned.into_iter().map(|slot| (false, slot));
+        for (mirror, slot) in owned.chain(held.mirrored.into_iter().map(|slot| (true, slot))) {
+            let Slot { chunk, tensor, slice, elements } = slot;
+            let source = Source { before: rank, now, chunk, mirror };
             sources.entry((tensor, slice)).or_default().push((elements, source));
         }
     }
     let mut out = Plan::default();
     let mut given = vec![0; after.layout.world()];
     for (to, wanted) in holdings(after).into_iter().enumerate() {
-        let params = wanted.params.into_iter().map(|slot| (What::Params, slot));
-        for (what, slot) in params.chain(wanted.owned.into_iter().map(|slot| (What::Moments, slot))) {
+        for (what, mirror, slot) in wants(wanted) {
             let known = sources.get(&(slot.tensor, slot.slice)).map_or(&[][..], Vec::as_slice);
             for elements in cut(&slot.elements, known) {
                 let slot = Slot { elements, ..slot.clone() };
@@ -108,9 +115,9 @@ pub fn plan(before: &Run, holders: &[Option<usize>], after: &Run) -> Plan {
                         if from.now != to {
                             given[from.now] += what.bytes() * slot.elements.len();
                         }
-                        out.moves.push(Move { what, from, to, slot });
+                        out.moves.push(Move { what, from, to, mirror, slot });
                     }
-                    None => out.lost.push(Lost { what, to, slot }),
+                    None => out.lost.push(Lost { what, to, mirror, slot }),
                 }
             }
         }
@@ -119,6 +126,14 @@ pub fn plan(before: &Run, holders: &[Option<usize>], after: &Run) -> Plan {
     let world = after.layout.world();
     out.moves.sort_by_key(|m| ((m.to + world - m.from.now) % world, m.from.now));
     out
+}
+
+/// What a rank needs to keep `held`: each piece, and whether it is of what it mirrors.
+fn wants(held: Holdings) -> impl Iterator<Item = (What, bool, Slot)> {
+    let of = |what, mirror, slots: Vec<Slot>| slots.into_iter().map(move |slot| (what, mirror, slot));
+    let own = of(What::Params, false, held.params).chain(of(What::Moments, false, held.owned));
+    let mirrored = of(What::Params, true, held.mirrored.clone()).chain(of(What::Moments, true, held.mirrored));
+    own.chain(mirrored)
 }
 
 /// `wanted` in pieces that a source has whole or not at all.

@@ -1,5 +1,7 @@
 //! Runs a plan over the fabric of the new world.
 
+use std::collections::BTreeMap;
+
 use serde::{Deserialize, Serialize};
 use spec::Run;
 
@@ -96,7 +98,8 @@ fn roll_forward(
 ) {
     let Some(verdict) = forward.filter(|verdict| verdict.step == step) else { return };
     if remains.rank == mine && remains.prepared && remains.step + 1 == step {
-        remains.chunks.values_mut().for_each(|state| verdict.apply(executor.ctx, before, state));
+        let mirrored = remains.mirrors.iter_mut().flat_map(|(_, chunks)| chunks.values_mut());
+        remains.chunks.values_mut().chain(mirrored).for_each(|state| verdict.apply(executor.ctx, before, state));
         (remains.step, remains.prepared, remains.decided) = (step, false, Some(verdict.clone()));
     }
 }
@@ -109,7 +112,7 @@ fn all_claims(executor: &Executor, mine: &Claim) -> Result<Vec<Claim>, TrainErro
 }
 
 /// This rank's part of the plan; the bytes that came from others.
-fn carry_out(executor: &mut Executor, plan: &Plan, held: Option<&Remains>) -> Result<u64, TrainError> {
+fn carry_out<'h>(executor: &mut Executor, plan: &Plan, held: Option<&'h Remains>) -> Result<u64, TrainError> {
     if let Some(lost) = plan.lost.first() {
         let name = &executor.tensors[lost.slot.tensor].name;
         let (elements, pieces) = (&lost.slot.elements, plan.lost.len());
@@ -120,10 +123,14 @@ fn carry_out(executor: &mut Executor, plan: &Plan, held: Option<&Remains>) -> Re
             pieces - 1
         )));
     }
-    let Executor { chunks, comm, place, .. } = executor;
+    let Executor { chunks, mirrors, comm, place, .. } = executor;
     let me = place.rank;
     let source = |m: &Move| {
-        let state = held.and_then(|held| held.chunks.get(&m.from.chunk));
+        let of = |held: &'h Remains| match m.from.mirror {
+            true => held.mirrors.as_ref().and_then(|(_, chunks)| chunks.get(&m.from.chunk)),
+            false => held.chunks.get(&m.from.chunk),
+        };
+        let state = held.and_then(of);
         state.ok_or_else(|| TrainError::Internal(format!("chunk {} is not here", m.from.chunk)))
     };
     let (mut bytes, mut buffer) = (0, Vec::new());
@@ -132,12 +139,12 @@ fn carry_out(executor: &mut Executor, plan: &Plan, held: Option<&Remains>) -> Re
         for vector in 0..m.what.bytes() / 4 {
             let from = if gives { Some(vector_of(source(m)?, m, vector)?) } else { None };
             match (from, gets) {
-                (Some(from), true) => vector_into(chunks.get_mut(&m.slot.chunk), m, vector)?.copy_from_slice(from),
+                (Some(from), true) => vector_into(target(chunks, mirrors, m), m, vector)?.copy_from_slice(from),
                 (Some(from), false) => comm.endpoint.send(&comm.world, m.to, from)?,
                 (None, true) => {
                     buffer.resize(m.slot.elements.len(), 0.0);
                     comm.endpoint.recv(&comm.world, m.from.now, &mut buffer)?;
-                    vector_into(chunks.get_mut(&m.slot.chunk), m, vector)?.copy_from_slice(&buffer);
+                    vector_into(target(chunks, mirrors, m), m, vector)?.copy_from_slice(&buffer);
                     bytes += 4 * buffer.len() as u64;
                 }
                 (None, false) => {}
@@ -145,6 +152,19 @@ fn carry_out(executor: &mut Executor, plan: &Plan, held: Option<&Remains>) -> Re
         }
     }
     Ok(bytes)
+}
+
+/// By chunk.
+type Chunks = BTreeMap<usize, ChunkState>;
+
+/// The state that a move fills.
+fn target<'s>(
+    chunks: &'s mut Chunks,
+    mirrors: &'s mut Option<(usize, Chunks)>,
+    m: &Move,
+) -> Option<&'s mut ChunkState> {
+    let chunks = if m.mirror { &mut mirrors.as_mut()?.1 } else { chunks };
+    chunks.get_mut(&m.slot.chunk)
 }
 
 fn absent(m: &Move) -> TrainError {

@@ -87,11 +87,19 @@ fn slot(tensor: &Tensor) -> (usize, Role) {
 impl ChunkState {
     /// Allocates the state of `chunk` on the rank at `place`; parameters are zero until filled.
     pub fn new(run: &Run, place: &Place, chunk: usize) -> Self {
+        Self::build(run, place, chunk, run.layout.zero == 3)
+    }
+
+    /// Allocates a mirror of it: what the rank at `place` updates, and nothing else.
+    pub fn mirror(run: &Run, place: &Place, chunk: usize) -> Self {
+        Self::build(run, place, chunk, true)
+    }
+
+    fn build(run: &Run, place: &Place, chunk: usize, gathers: bool) -> Self {
         let layout = &run.layout;
         let plan = ChunkPlan::new(&run.model, &run.grid, layout, chunk);
         let held = held::of_chunk(&run.model, &run.grid, layout, &plan, chunk, place.at.tp);
         let index = held.iter().enumerate().map(|(i, h)| (slot(&h.tensor), i)).collect();
-        let gathers = layout.zero == 3;
         let tied_output = plan.buckets.iter().find(|b| !b.parameters).map(|b| b.at.clone());
         let mut slice_at = BTreeMap::new();
         if place.grid_tp > 1 {

@@ -44,5 +44,5 @@ pub fn join(
         }
     };
     let addresses = addresses.iter().map(|a| a.parse()).collect::<Result<Vec<_>, _>>().map_err(|e| unclear(&e))?;
-    Ok(handle.connect(rank, &addresses, token, &options)?)
+    Ok(handle.connect_unless(rank, &addresses, token, &options, &|| ear.over(generation))?)
 }

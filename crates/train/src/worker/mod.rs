@@ -125,8 +125,11 @@ impl Worker<'_> {
     /// Where the state of a world comes from; what is left of an earlier one goes along.
     fn start(&mut self, origin: Origin) -> Result<Start, TrainError> {
         Ok(match origin {
-            Origin::Fresh => Start::Fresh,
-            Origin::Disk(path) => Start::Disk(path),
+            Origin::Fresh | Origin::Disk(_) => {
+                // What is left of an earlier world is not wanted.
+                self.remains = None;
+                if let Origin::Disk(path) = origin { Start::Disk(path) } else { Start::Fresh }
+            }
             Origin::Peers { before, holders, step, forward } => {
                 let forward = forward.map(|decided| serde_json::from_value(decided.decision)).transpose();
                 Start::Peers(Box::new(Peers {

@@ -23,6 +23,7 @@ impl Order<'_> {
                 self.spread(at, instr, bucket, bytes);
             }
             (Value::Params(bucket), Axis::Shard, Exchange::AllGather) => self.params(at, instr, bucket, bytes),
+            (Value::MirrorGrads, Axis::World, Exchange::Shift) if train => self.mirrors(at, bytes),
             (Value::Ballot, Axis::World, Exchange::AllGather) => self.ballot(at, bytes),
             _ => self.wrong(at, "no step has such an exchange"),
         }
@@ -60,6 +61,25 @@ impl Order<'_> {
         }
     }
 
+    /// What is mirrored is the whole gradient of the step.
+    fn mirrors(&mut self, at: usize, bytes: u64) {
+        if !self.step.layout.mirrored() {
+            return self.wrong(at, "the layout mirrors nothing");
+        }
+        self.want_bytes(at, bytes, self.step.sizes.mirror_grads(self.at));
+        if std::mem::replace(&mut self.mirrored, true) {
+            return self.double(at);
+        }
+        let incomplete = self.chunks.iter().find(|chunk| {
+            let tied = swaps_tied(self.step.model, self.step.layout, chunk.chunk);
+            !chunk.buckets.iter().all(|b| b.summed(&self.step.sums)) || tied && !chunk.tied_received
+        });
+        if let Some(chunk) = incomplete {
+            let law = format!("the gradients of chunk {} are not complete", chunk.chunk);
+            self.out_of_order(at, law);
+        }
+    }
+
     fn ballot(&mut self, at: usize, bytes: u64) {
         let sizes = self.step.sizes;
         let want = if self.step.mode == Mode::Train { sizes.ballot(self.at) } else { sizes.ballot_eval(self.at) };
@@ -84,6 +104,8 @@ impl Order<'_> {
         });
         if let Some(law) = unfinished {
             self.out_of_order(at, law);
+        } else if self.step.mode == Mode::Train && self.step.layout.mirrored() && !self.mirrored {
+            self.out_of_order(at, "a rank votes when its mirror has the gradients");
         }
     }
 
@@ -143,6 +165,9 @@ impl Order<'_> {
             missing.extend(
                 parts.iter().filter(|(lacks, _)| *lacks).map(|(_, what)| format!("{what} for chunk {}", chunk.chunk)),
             );
+        }
+        if self.step.mode == Mode::Train && self.step.layout.mirrored() && !self.mirrored {
+            missing.push("the exchange of MirrorGrads".into());
         }
         if !self.ballot {
             missing.push("the exchange of ballots".into());

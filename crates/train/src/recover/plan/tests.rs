@@ -11,17 +11,17 @@ fn run(sets: &[String]) -> Run {
 }
 
 fn layout() -> impl Strategy<Value = Vec<String>> {
-    (1usize..=4, 1usize..=2, 1usize..=2, 0usize..=3).prop_map(|(dp, tp, pp, zero)| {
+    let mirror = prop_oneof![Just("layout.mirror=true"), Just("layout.mirror=false")];
+    (1usize..=4, 1usize..=2, 1usize..=2, 0usize..=3, mirror).prop_map(|(dp, tp, pp, zero, mirror)| {
         let set = |key: &str, value: usize| format!("layout.{key}={value}");
-        vec![set("dp", dp), set("tp", tp), set("pp", pp), set("zero", if dp == 1 { 0 } else { zero })]
+        vec![set("dp", dp), set("tp", tp), set("pp", pp), set("zero", if dp == 1 { 0 } else { zero }), mirror.into()]
     })
 }
 
 /// Every element that is wanted, once each.
-fn wanted(run: &Run) -> Vec<(What, usize, Slot)> {
-    let of = |(rank, held): (usize, super::super::Holdings)| {
-        let params = held.params.into_iter().map(move |slot| (What::Params, rank, slot));
-        params.chain(held.owned.into_iter().map(move |slot| (What::Moments, rank, slot))).collect::<Vec<_>>()
+fn wanted(run: &Run) -> Vec<(What, bool, usize, Slot)> {
+    let of = |(rank, held): (usize, Holdings)| {
+        wants(held).map(move |(what, mirror, slot)| (what, mirror, rank, slot)).collect::<Vec<_>>()
     };
     holdings(run).into_iter().enumerate().flat_map(of).collect()
 }
@@ -45,7 +45,8 @@ proptest! {
         let has = holdings(&before);
         for m in &plan.moves {
             prop_assert_eq!(holders[m.from.before], Some(m.from.now));
-            let held = has[m.from.before].owned.iter().any(|s| {
+            let from = &has[m.from.before];
+            let held = if m.from.mirror { &from.mirrored } else { &from.owned }.iter().any(|s| {
                 (s.chunk, s.tensor, s.slice) == (m.from.chunk, m.slot.tensor, m.slot.slice)
                     && s.elements.start <= m.slot.elements.start
                     && m.slot.elements.end <= s.elements.end
@@ -57,19 +58,19 @@ proptest! {
         // A piece is lost only if no survivor has it.
         for lost in &plan.lost {
             let somewhere = has.iter().zip(&holders).filter(|(_, now)| now.is_some()).any(|(held, _)| {
-                held.owned.iter().any(|s| (s.tensor, s.slice) == (lost.slot.tensor, lost.slot.slice)
+                held.owned.iter().chain(&held.mirrored).any(|s| (s.tensor, s.slice) == (lost.slot.tensor, lost.slot.slice)
                     && s.elements.start < lost.slot.elements.end && lost.slot.elements.start < s.elements.end)
             });
             prop_assert!(!somewhere, "{:?} is not lost", lost);
         }
-        let mut come: Vec<(What, usize, Slot)> = plan.moves.iter().map(|m| (m.what, m.to, m.slot.clone())).collect();
-        come.extend(plan.lost.iter().map(|l| (l.what, l.to, l.slot.clone())));
-        for (what, to, slot) in wanted(&after) {
+        let moves = plan.moves.iter().map(|m| (m.what, m.mirror, m.to, m.slot.clone()));
+        let come: Vec<_> = moves.chain(plan.lost.iter().map(|l| (l.what, l.mirror, l.to, l.slot.clone()))).collect();
+        for (what, mirror, to, slot) in wanted(&after) {
             let mut parts: Vec<_> = come
                 .iter()
-                .filter(|(w, t, s)| (*w, *t, s.chunk, s.tensor, s.slice) == (what, to, slot.chunk, slot.tensor, slot.slice))
-                .filter(|(_, _, s)| s.elements.start < slot.elements.end && slot.elements.start < s.elements.end)
-                .map(|(_, _, s)| s.elements.clone())
+                .filter(|(w, m, t, s)| (*w, *m, *t, s.chunk, s.tensor, s.slice) == (what, mirror, to, slot.chunk, slot.tensor, slot.slice))
+                .filter(|(.., s)| s.elements.start < slot.elements.end && slot.elements.start < s.elements.end)
+                .map(|(.., s)| s.elements.clone())
                 .collect();
             parts.sort_by_key(|part| part.start);
             let mut at = slot.elements.start;
@@ -81,8 +82,8 @@ proptest! {
         }
         let elements = |of: &mut dyn Iterator<Item = &Slot>| of.map(|s| s.elements.len()).sum::<usize>();
         prop_assert_eq!(
-            elements(&mut come.iter().map(|(_, _, s)| s)),
-            elements(&mut wanted(&after).iter().map(|(_, _, s)| s)),
+            elements(&mut come.iter().map(|(.., s)| s)),
+            elements(&mut wanted(&after).iter().map(|(.., s)| s)),
             "nothing else comes"
         );
     }
@@ -104,9 +105,20 @@ fn replicas_give_alike_and_nobody_fetches_what_it_has() {
 }
 
 #[test]
-fn a_shard_without_a_replica_is_lost_with_its_rank() {
-    let sharded = run(&["layout.dp=2".into(), "layout.zero=1".into()]);
-    let plan = plan(&sharded, &[Some(0), None], &sharded);
+fn a_shard_is_lost_with_its_rank_unless_it_has_a_mirror() {
+    let sharded =
+        |mirror: bool| run(&["layout.dp=2".into(), "layout.zero=1".into(), format!("layout.mirror={mirror}")]);
+    let alone = sharded(false);
+    let plan = plan(&alone, &[Some(0), None], &alone);
     let lost: usize = plan.lost.iter().filter(|l| l.what == What::Moments).map(|l| l.slot.elements.len()).sum();
-    assert_eq!(lost, holdings(&sharded)[1].owned.iter().map(|s| s.elements.len()).sum::<usize>());
+    assert_eq!(lost, holdings(&alone)[1].owned.iter().map(|s| s.elements.len()).sum::<usize>());
+    for sets in
+        [&["layout.dp=4", "layout.zero=3"][..], &["layout.tp=2"], &["layout.pp=2"], &["layout.tp=2", "layout.pp=2"]]
+    {
+        let run = run(&sets.iter().map(|s| s.to_string()).collect::<Vec<_>>());
+        for dead in 0..run.layout.world() {
+            let holders: Vec<_> = (0..run.layout.world()).map(|rank| (rank != dead).then_some(rank)).collect();
+            assert_eq!(super::plan(&run, &holders, &run).lost, [], "{sets:?} without {dead}");
+        }
+    }
 }
