@@ -4,7 +4,8 @@ use std::collections::HashMap;
 use std::collections::hash_map::Entry;
 use std::hash::{Hash, Hasher};
 
-use crate::model::{Model, Move, Setup, Violation};
+use crate::model::{Model, Move};
+use crate::parts::{Setup, Violation};
 
 /// How much was explored.
 #[derive(Debug)]

@@ -3,9 +3,10 @@
 
 mod explore;
 mod model;
+mod parts;
 
 use explore::explore;
-use model::{Mutant, Setup, Violation};
+use parts::{Mutant, Setup, Violation};
 
 const ALL: [bool; 4] = [true; 4];
 

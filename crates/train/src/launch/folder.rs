@@ -45,6 +45,11 @@ impl EventLog {
         Ok(Self { file, len, began: Instant::now(), broken: false })
     }
 
+    /// Seconds count from `began` on, as those of recoveries do.
+    pub fn count_from(&mut self, began: Instant) {
+        self.began = began;
+    }
+
     /// Appends an event. A full disk must not stop a run: it is said once; a line is written whole or not at all.
     pub fn write(&mut self, event: &Event) {
         let line = event.to_line(self.began.elapsed().as_secs_f64()) + "\n";
