@@ -125,6 +125,7 @@ pub fn train_mutant(
     let done = resume.as_ref().map_or(0, |checkpoint| checkpoint.meta().step);
     let profiling = request.profile.map(|window| Profiling::new(window, run, done, folder.traces())).transpose()?;
     let (mut log, set_aside) = folder.create(run, &damaged)?;
+    log.count_from(began);
     if let Some(profiling) = &profiling {
         profiling.create()?;
     }
