@@ -23,7 +23,10 @@ pub struct Args {
 }
 
 /// What is compared, pair by pair: (name, off, on).
-const PAIRS: [(&str, &str, &str); 1] = [("state hashes", "guard.hash_state=false", "guard.hash_state=true")];
+const PAIRS: [(&str, &str, &str); 2] = [
+    ("state hashes", "guard.hash_state=false", "guard.hash_state=true"),
+    ("mirrors", "layout.mirror=false", "layout.mirror=true"),
+];
 const LAYOUTS: [&str; 3] = ["layout.dp=2", "layout.dp=2 layout.zero=1", "layout.pp=2"];
 
 pub fn run(root: &Path, args: &Args) -> Result<bool, String> {
