@@ -1,0 +1,505 @@
+//! The controller: hears agents, asks the policy, does what it says, and writes all of it down.
+//!
+//! It is not in the data path: ranks step on while it is away. What it is told goes into the journal before it is acted on,
+//! and a controller that is built from that journal goes on where this one was.
+
+use std::collections::{BTreeMap, HashMap};
+use std::path::PathBuf;
+use std::time::Instant;
+
+use events::Event;
+use fabric::FabricOptions;
+use policy::{Action, Decision, Input, Laws, Origin, Policy, Process, Start, World};
+use spec::{Run, Transport};
+
+use crate::agent::{Agents, Heard, News};
+use crate::fault::Fault;
+use crate::journal::{Entry, Journal};
+use crate::repair::Repairs;
+use crate::wire::{Assignment, FromRank, ToRank};
+
+/// Least time between two [`Input::Working`]s.
+const WORKING_MS: u64 = 500;
+
+/// What `train` knows and the controller does not.
+pub trait Trade: Send {
+    /// The laws of layouts and state, for the policy.
+    fn laws(&self) -> Box<dyn Laws>;
+    /// Limits of the fabric of a world.
+    fn fabric(&self, run: &Run, generation: u64) -> FabricOptions;
+    /// The cores of each rank; empty: the system places them.
+    fn cores(&self, run: &Run) -> Vec<Vec<usize>>;
+    /// Who holds the others up, from what the ranks said about their exchanges; by rank, none: no answer came.
+    fn verdict(&self, run: &Run, flights: &[Option<serde_json::Value>]) -> (Vec<u32>, String);
+}
+
+/// What a controller is told.
+pub struct Config {
+    /// The run, as the person asked for it.
+    pub run: Run,
+    /// Cores of a host.
+    pub cores: usize,
+    /// The checkpoint to go on from.
+    pub from: Option<(u64, PathBuf)>,
+    /// What every rank process is told; `train` wrote it.
+    pub job: serde_json::Value,
+    /// Where the journal is.
+    pub journal: PathBuf,
+    /// Faults to come.
+    pub faults: Vec<Fault>,
+    /// The beginning of the run.
+    pub began: Instant,
+}
+
+/// How a run ended.
+#[derive(Debug, Clone, PartialEq)]
+pub struct End {
+    /// Exit code.
+    pub code: i32,
+    /// Why.
+    pub reason: String,
+    /// What the ranks wrote at their end, as `train` wrote it.
+    pub done: Option<serde_json::Value>,
+}
+
+/// See the module.
+pub struct Controller<'a> {
+    config: &'a Config,
+    trade: &'a dyn Trade,
+    policy: Policy,
+    journal: Journal,
+    faults: Vec<Fault>,
+    /// When a process last said anything, and the work that it had done.
+    signs: HashMap<Process, (u64, u64)>,
+    worked_at: u64,
+    addresses: BTreeMap<Process, String>,
+    flights: Option<Vec<Option<serde_json::Value>>>,
+    /// Processes that were sent away: their words count no more.
+    sent_away: std::collections::HashSet<Process>,
+    repairs: Repairs,
+    end: Option<End>,
+    done: Option<serde_json::Value>,
+}
+
+impl<'a> Controller<'a> {
+    /// Begins a run.
+    ///
+    /// # Errors
+    /// If the journal cannot be written.
+    pub fn new(config: &'a Config, trade: &'a dyn Trade) -> std::io::Result<Self> {
+        let mut controller = Self::empty(config, trade)?;
+        let (run_toml, faults) = (config.run.values.to_toml(), config.faults.clone());
+        controller.journal.write(&Entry::Begin { run_toml, faults });
+        Ok(controller)
+    }
+
+    fn empty(config: &'a Config, trade: &'a dyn Trade) -> std::io::Result<Self> {
+        let start = Start { run: config.run.clone(), cores: config.cores, from: config.from.clone() };
+        Ok(Self {
+            config,
+            trade,
+            policy: Policy::new(start, trade.laws()),
+            journal: Journal::open(&config.journal)?,
+            faults: config.faults.clone(),
+            signs: HashMap::new(),
+            worked_at: 0,
+            addresses: BTreeMap::new(),
+            flights: None,
+            sent_away: Default::default(),
+            repairs: Repairs::default(),
+            end: None,
+            done: None,
+        })
+    }
+
+    /// Goes on where another controller was, by its journal; `repairs` is what it had seen of recoveries, if it still tells.
+    ///
+    /// # Errors
+    /// If the journal cannot be read.
+    pub fn rebuild(config: &'a Config, trade: &'a dyn Trade, repairs: Repairs) -> std::io::Result<Self> {
+        let mut controller = Self::empty(config, trade)?;
+        controller.repairs = repairs;
+        let now = controller.now();
+        for entry in Journal::read(&config.journal)? {
+            match entry {
+                Entry::Input { at, input } => {
+                    if let Input::Ready { process } | Input::Loaded { process, .. } = &input {
+                        controller.signs.insert(*process, (now, 0));
+                    }
+                    for Decision { action, .. } in controller.policy.on(at, input) {
+                        match action {
+                            Action::Kill { process } => drop(controller.sent_away.insert(process)),
+                            Action::Spawn { process, .. } => drop(controller.signs.insert(process, (now, 0))),
+                            Action::Form(_) => controller.addresses.clear(),
+                            _ => {}
+                        }
+                    }
+                }
+                Entry::Listening { process, address, .. } => drop(controller.addresses.insert(process, address)),
+                Entry::Fired { fault, .. } => controller.faults.retain(|f| *f != fault),
+                Entry::Begin { faults, .. } => controller.faults = faults,
+                Entry::Decision { .. } => {}
+            }
+        }
+        Ok(controller)
+    }
+
+    /// What is known of recoveries, for the next controller.
+    pub fn into_repairs(self) -> Repairs {
+        self.repairs
+    }
+
+    /// Milliseconds since the start.
+    pub fn now(&self) -> u64 {
+        self.config.began.elapsed().as_millis() as u64
+    }
+
+    fn seconds(&self) -> f64 {
+        self.config.began.elapsed().as_secs_f64()
+    }
+
+    /// The last committed step.
+    pub fn committed(&self) -> u64 {
+        self.policy.committed()
+    }
+
+    /// The processes of the world of the moment, by rank.
+    pub fn members(&self) -> &[Process] {
+        self.policy.world().map_or(&[], |world| &world.processes)
+    }
+
+    /// The run under the layout of the moment.
+    pub fn run(&self) -> &Run {
+        self.policy.run()
+    }
+
+    /// How the run ended, if it did.
+    pub fn end(&self) -> Option<&End> {
+        self.end.as_ref()
+    }
+
+    /// What became of recoveries and faults.
+    pub fn repairs(&self) -> &Repairs {
+        &self.repairs
+    }
+
+    /// A person asks for a stop.
+    pub fn ask_stop(&mut self, agents: &mut dyn Agents, observe: &mut dyn FnMut(&Event)) {
+        self.feed(Input::Stop, agents, observe);
+    }
+
+    /// A person changes the run; it is validated already.
+    pub fn reload(&mut self, run_toml: String, agents: &mut dyn Agents, observe: &mut dyn FnMut(&Event)) {
+        self.feed(Input::Reload { run_toml }, agents, observe);
+    }
+
+    /// Time passes: who is silent, who is late.
+    pub fn tick(&mut self, agents: &mut dyn Agents, observe: &mut dyn FnMut(&Event)) {
+        let (now, limit) = (self.now(), self.policy.run().guard.heartbeat_timeout_ms);
+        let silent: Vec<_> =
+            self.signs.iter().filter(|(_, (at, _))| now > at + limit).map(|(p, (at, _))| (*p, now - at)).collect();
+        for (process, age_ms) in silent {
+            self.signs.remove(&process);
+            self.feed(Input::Silent { process, age_ms, stopped: false }, agents, observe);
+        }
+        self.feed(Input::Tick, agents, observe);
+        if let Some(why) = self.journal.broken() {
+            observe(&Event::Notice {
+                text: format!(
+                    "the journal cannot be written ({why}); the run goes on, a controller that dies now cannot be rebuilt"
+                ),
+            });
+        }
+    }
+
+    /// Something came from an agent.
+    pub fn hear(&mut self, news: News, agents: &mut dyn Agents, observe: &mut dyn FnMut(&Event)) {
+        match news {
+            News::Joined { host, slots } => self.feed(Input::HostJoined { host, slots }, agents, observe),
+            News::Lost { host, reason } => self.feed(Input::HostLost { host, reason }, agents, observe),
+            News::Process(process, heard) => self.heard(process, heard, agents, observe),
+        }
+    }
+
+    fn heard(&mut self, process: Process, heard: Heard, agents: &mut dyn Agents, observe: &mut dyn FnMut(&Event)) {
+        let away = self.sent_away.contains(&process);
+        let word = match heard {
+            Heard::Said(word) => word,
+            Heard::Line(line) => {
+                let who = match self.rank(process) {
+                    Some(rank) => format!("rank {rank}"),
+                    None => process.to_string(),
+                };
+                return observe(&Event::Notice { text: format!("{who}: {line}") });
+            }
+            Heard::Stopped(age_ms) => {
+                if age_ms >= self.policy.run().guard.stopped_timeout_ms && !away {
+                    self.signs.remove(&process);
+                    self.feed(Input::Silent { process, age_ms, stopped: true }, agents, observe);
+                }
+                return;
+            }
+            Heard::NotStarted(reason) => {
+                self.signs.remove(&process);
+                return self.feed(Input::SpawnFailed { process, reason }, agents, observe);
+            }
+            Heard::Exited(how) => {
+                self.signs.remove(&process);
+                self.repairs.left(self.seconds());
+                return self.feed(Input::Exited { process, how }, agents, observe);
+            }
+        };
+        if away {
+            return;
+        }
+        let now = self.now();
+        let sign = self.signs.entry(process).or_default();
+        sign.0 = now;
+        match word {
+            FromRank::Beat { work, .. } => {
+                let worked = std::mem::replace(&mut sign.1, work) != work;
+                if worked && now >= self.worked_at + WORKING_MS {
+                    self.worked_at = now;
+                    self.feed(Input::Working, agents, observe);
+                }
+            }
+            FromRank::Ready => self.feed(Input::Ready { process }, agents, observe),
+            FromRank::Listening { generation, address } => self.listening(process, generation, address, agents),
+            FromRank::Connected { generation } => {
+                if self.generation() == generation {
+                    self.repairs.connected(process, self.members().len(), self.seconds());
+                }
+                self.feed(Input::Connected { process, generation }, agents, observe);
+            }
+            FromRank::Loaded { generation, step, bytes, .. } => {
+                if self.generation() == generation {
+                    self.repairs.loaded(process, bytes, self.members().len(), self.seconds());
+                }
+                self.feed(Input::Loaded { process, generation, step }, agents, observe);
+            }
+            FromRank::Event(event) => self.event(process, event, agents, observe),
+            FromRank::Interrupted { generation, held, cause } => {
+                if self.generation() == generation {
+                    self.repairs.left(self.seconds());
+                }
+                self.feed(Input::Interrupted { process, generation, held, cause }, agents, observe);
+            }
+            FromRank::Flight(flight) => self.flight(process, flight, agents, observe),
+            FromRank::Done(done) => {
+                self.signs.remove(&process);
+                self.done = Some(done);
+                self.feed(Input::Done { process }, agents, observe);
+            }
+            FromRank::Failed { code, reason } => {
+                self.signs.remove(&process);
+                if let Some(rank) = self.rank(process) {
+                    observe(&Event::Failed { rank, code, reason: reason.clone() });
+                }
+                self.feed(Input::Failed { process, code, reason }, agents, observe);
+            }
+        }
+    }
+
+    fn event(&mut self, process: Process, event: Event, agents: &mut dyn Agents, observe: &mut dyn FnMut(&Event)) {
+        // Who has no place any more has nothing to tell about the run.
+        if self.rank(process).is_none() && !matches!(event, Event::Notice { .. }) {
+            return;
+        }
+        let at = self.seconds();
+        observe(&event);
+        let input = match event {
+            Event::Step(step) => {
+                self.repairs.step(step.step, at).iter().for_each(&mut *observe);
+                Input::Step { step: step.step }
+            }
+            Event::Checkpoint { step, path, .. } => {
+                self.repairs.checkpoint_written();
+                Input::Checkpoint { step, path: path.into() }
+            }
+            Event::CheckpointFailed { .. } => {
+                self.repairs.checkpoint_failed();
+                Input::Working
+            }
+            Event::Replayed { step, .. } => {
+                self.repairs.replayed(step);
+                Input::Working
+            }
+            Event::FaultFired { rank, step, fault } => {
+                let struck = self
+                    .faults
+                    .iter()
+                    .position(|f| (f.rank as usize, f.step) == (rank, step) && f.kind.to_string() == fault);
+                let struck =
+                    struck.or_else(|| self.faults.iter().position(|f| (f.rank as usize, f.step) == (rank, step)));
+                if let Some(fault) = struck.map(|at| self.faults.remove(at)) {
+                    self.repairs.fired(fault, at);
+                    self.journal.write(&Entry::Fired { fault, at: self.now() });
+                }
+                return;
+            }
+            Event::Validation { .. } | Event::Sample { .. } | Event::TensorHashes { .. } => Input::Working,
+            _ => return,
+        };
+        self.feed(input, agents, observe);
+    }
+
+    fn generation(&self) -> u64 {
+        self.policy.world().map_or(0, |world| world.generation)
+    }
+
+    fn rank(&self, process: Process) -> Option<usize> {
+        self.members().iter().position(|p| *p == process)
+    }
+
+    fn listening(&mut self, process: Process, generation: u64, address: String, agents: &mut dyn Agents) {
+        if self.generation() != generation || self.rank(process).is_none() {
+            return;
+        }
+        self.journal.write(&Entry::Listening { process, generation, address: address.clone() });
+        self.addresses.insert(process, address);
+        let all: Option<Vec<_>> = self.members().iter().map(|p| self.addresses.get(p).cloned()).collect();
+        if let Some(addresses) = all {
+            let word = ToRank::Addresses { generation, addresses };
+            self.members().iter().for_each(|p| agents.say(*p, &word));
+        }
+    }
+
+    fn flight(
+        &mut self,
+        process: Process,
+        flight: serde_json::Value,
+        agents: &mut dyn Agents,
+        observe: &mut dyn FnMut(&Event),
+    ) {
+        let (Some(rank), Some(flights)) = (self.rank(process), &mut self.flights) else { return };
+        flights[rank] = Some(flight);
+        if flights.iter().all(Option::is_some) {
+            let flights = self.flights.take().unwrap_or_default();
+            let (ranks, reason) = self.trade.verdict(self.policy.run(), &flights);
+            self.feed(Input::Verdict { ranks, reason }, agents, observe);
+        }
+    }
+
+    /// Tells the policy, writes it down, does what it answers.
+    fn feed(&mut self, input: Input, agents: &mut dyn Agents, observe: &mut dyn FnMut(&Event)) {
+        let at = self.now();
+        let quiet = matches!(input, Input::Tick | Input::Working);
+        if !quiet {
+            self.journal.write(&Entry::Input { at, input: input.clone() });
+        }
+        let again = quiet.then(|| input.clone());
+        let decisions = self.policy.on(at, input);
+        if let Some(input) = again.filter(|_| !decisions.is_empty()) {
+            self.journal.write(&Entry::Input { at, input });
+        }
+        let mut trouble = 0;
+        for decision in decisions {
+            self.journal.write(&Entry::Decision { at, decision: decision.clone() });
+            if let Action::Tell(told) = &decision.action {
+                trouble = told.id;
+            }
+            self.act(decision, trouble, agents, observe);
+        }
+    }
+
+    fn act(&mut self, decision: Decision, trouble: u64, agents: &mut dyn Agents, observe: &mut dyn FnMut(&Event)) {
+        let Decision { action, reason } = decision;
+        let at = self.seconds();
+        let tell = |action: String, observe: &mut dyn FnMut(&Event)| {
+            observe(&Event::Decided { id: trouble, action, reason: reason.clone() });
+        };
+        match action {
+            Action::Tell(told) => {
+                let since_fault_ms = self.repairs.trouble(&told, at);
+                let policy::Trouble { id, kind, rank, host, step, detail } = told;
+                let rank = rank.map(|r| r as usize);
+                observe(&Event::Trouble(events::Trouble { id, kind, rank, host, step, detail, since_fault_ms }));
+                self.repairs.decided(self.seconds());
+            }
+            Action::Spawn { process, host } => {
+                self.signs.insert(process, (self.now(), 0));
+                agents.spawn(&host, process, self.policy.run().guard.beat_ms, &self.config.job);
+            }
+            Action::Kill { process } => {
+                self.signs.remove(&process);
+                self.sent_away.insert(process);
+                agents.kill(process);
+                tell(format!("end {process}"), observe);
+            }
+            Action::Abort { generation } => {
+                let word = ToRank::Abort { generation, reason };
+                self.members().iter().for_each(|p| agents.say(*p, &word));
+            }
+            Action::Form(world) => self.form(world, &reason, agents, observe),
+            Action::Dump { generation } => {
+                tell(format!("ask every rank of world {generation} where it stands"), observe);
+                self.flights = Some(vec![None; self.members().len()]);
+                self.members().iter().for_each(|p| agents.say(*p, &ToRank::Dump));
+            }
+            Action::Evict { host } => tell(format!("place nothing on host {host} any more"), observe),
+            Action::AskStop => self.members().iter().for_each(|p| agents.say(*p, &ToRank::Stop)),
+            Action::Stop { code } => {
+                self.end = Some(End { code, reason, done: self.done.clone() });
+            }
+        }
+    }
+
+    fn form(&mut self, world: World, reason: &str, agents: &mut dyn Agents, observe: &mut dyn FnMut(&Event)) {
+        let run = self.policy.run();
+        let options = self.trade.fabric(run, world.generation);
+        self.addresses.clear();
+        self.flights = None;
+        let fabric = match agents.fabric(&world.processes, run.layout.transport == Transport::Shm, &options) {
+            Ok(fabric) => fabric,
+            Err(e) => {
+                let reason = format!("the ranks cannot be connected: {e}");
+                return self.end = Some(End { code: policy::INTERNAL, reason, done: None });
+            }
+        };
+        let cores = self.trade.cores(run);
+        let size = world.processes.len() as u32;
+        for ((rank, process), fabric) in (0..).zip(&world.processes).zip(fabric) {
+            let faults = self.faults.iter().copied();
+            let word = ToRank::Assign(Box::new(Assignment {
+                generation: world.generation,
+                rank,
+                world: size,
+                run_toml: world.run_toml.clone(),
+                fabric,
+                cores: cores.get(rank as usize).cloned().unwrap_or_default(),
+                origin: world.origin.clone(),
+                faults: faults.filter(|f| f.rank == rank).collect(),
+            }));
+            agents.say(*process, &word);
+        }
+        let committed = self.policy.committed();
+        let (from, resumed) = match &world.origin {
+            Origin::Fresh => ("the start".to_string(), 1),
+            Origin::Disk(path) => (format!("disk, {}", path.display()), 0),
+            Origin::Peers { step, .. } => {
+                if *step < committed {
+                    let text = format!(
+                        "world {} goes on after step {step}, but step {committed} was committed",
+                        world.generation
+                    );
+                    self.repairs.went_back(text);
+                }
+                (format!("peers, step {step}"), step + 1)
+            }
+        };
+        if world.generation > 1 {
+            self.repairs.placed(reason, resumed, self.seconds());
+            observe(&Event::Decided {
+                id: 0,
+                action: format!("form world {}", world.generation),
+                reason: reason.into(),
+            });
+            observe(&Event::World(events::World {
+                generation: world.generation,
+                ranks: world.processes.len(),
+                layout: world.layout,
+                origin: from,
+            }));
+        }
+    }
+}

@@ -1,0 +1,187 @@
+//! Times of recoveries, and what became of faults that were asked for.
+
+use std::collections::BTreeSet;
+
+use events::{Anatomy, Event};
+use policy::{Process, Trouble};
+
+use crate::fault::{Fault, FaultKind};
+
+/// A fault that was asked for and struck.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Struck {
+    /// Which.
+    pub fault: Fault,
+    /// When, seconds since the start.
+    pub at: f64,
+    /// Somebody noticed.
+    pub detected: bool,
+    /// The step went on after it.
+    pub repaired: bool,
+}
+
+/// Follows recoveries from trouble to the first step after it.
+#[derive(Debug, Default)]
+pub struct Repairs {
+    open: Vec<Anatomy>,
+    connected: BTreeSet<Process>,
+    loaded: BTreeSet<Process>,
+    struck: Vec<Struck>,
+    done: usize,
+    /// What cannot be: a world that went on before the last committed step, although its state had living holders.
+    broken: Vec<String>,
+}
+
+impl Repairs {
+    /// A deliberate fault is about to strike.
+    pub fn fired(&mut self, fault: Fault, at: f64) {
+        self.struck.push(Struck { fault, at, detected: false, repaired: false });
+    }
+
+    /// Milliseconds since the fault behind a trouble struck, if one that was asked for is; from then on it is detected.
+    pub fn trouble(&mut self, trouble: &Trouble, at: f64) -> Option<f64> {
+        let new = |s: &&mut Struck| !s.detected && s.fault.kind.shows();
+        let named = |s: &&mut Struck| trouble.rank.is_none_or(|rank| s.fault.concerns(rank));
+        let mut struck = self.struck.iter_mut().rev().filter(new).find(named);
+        if struck.is_none() {
+            struck = self.struck.iter_mut().rev().find(|s| !s.detected && s.fault.kind.shows());
+        }
+        let fault = struck.map(|struck| {
+            struck.detected = true;
+            struck.at
+        });
+        let whom = trouble.rank.map_or(String::new(), |rank| format!(" of rank {rank}"));
+        self.open.push(Anatomy {
+            id: trouble.id,
+            cause: format!("{}{whom}", trouble.kind),
+            fault,
+            detected: Some(at),
+            last_committed: trouble.step,
+            ..Anatomy::default()
+        });
+        fault.map(|fault| 1000.0 * (at - fault))
+    }
+
+    /// The policy has answered.
+    pub fn decided(&mut self, at: f64) {
+        for anatomy in &mut self.open {
+            anatomy.decided.get_or_insert(at);
+        }
+    }
+
+    /// A member of the world that ended has said what it holds, or is gone.
+    pub fn left(&mut self, at: f64) {
+        self.open.iter_mut().filter(|a| a.placed.is_none()).for_each(|a| a.aborted = Some(at));
+    }
+
+    /// A new world has its places, by `remedy`.
+    pub fn placed(&mut self, remedy: &str, resumed_at: u64, at: f64) {
+        self.connected.clear();
+        self.loaded.clear();
+        for anatomy in &mut self.open {
+            // One that failed while it was formed is formed again: what took long shows in the first attempt's phases.
+            anatomy.placed = Some(at);
+            (anatomy.connected, anatomy.loaded) = (None, None);
+            anatomy.remedy = remedy.into();
+            anatomy.resumed_at = resumed_at;
+            anatomy.steps_redone = (anatomy.last_committed + 1).saturating_sub(resumed_at);
+        }
+    }
+
+    /// A world goes on before a step that was committed, although it should not.
+    pub fn went_back(&mut self, text: String) {
+        self.broken.push(text);
+    }
+
+    /// A member has its links.
+    pub fn connected(&mut self, process: Process, members: usize, at: f64) {
+        self.connected.insert(process);
+        if self.connected.len() == members {
+            self.open.iter_mut().for_each(|a| a.connected = Some(at));
+        }
+    }
+
+    /// A member has its state, of which so many bytes came from elsewhere.
+    pub fn loaded(&mut self, process: Process, bytes: u64, members: usize, at: f64) {
+        self.open.iter_mut().filter(|a| a.placed.is_some()).for_each(|a| a.bytes_moved += bytes);
+        self.loaded.insert(process);
+        if self.loaded.len() == members {
+            self.open.iter_mut().for_each(|a| a.loaded = Some(at));
+        }
+    }
+
+    /// A step was committed; the recoveries that are complete with it.
+    pub fn step(&mut self, step: u64, at: f64) -> Vec<Event> {
+        for struck in &mut self.struck {
+            struck.repaired |= step >= struck.fault.step && struck.detected;
+            // It shows in nothing but the time of steps.
+            struck.repaired |= step >= struck.fault.step && !struck.fault.kind.shows();
+        }
+        let formed = |a: &mut Anatomy| a.loaded.is_some() || a.placed.is_some();
+        for anatomy in self.open.iter_mut().filter_map(|a| formed(a).then_some(a)) {
+            anatomy.first_step.get_or_insert(at);
+            if step >= anatomy.last_committed {
+                anatomy.caught_up = Some(at);
+            }
+        }
+        let (done, open) = std::mem::take(&mut self.open).into_iter().partition(|a| a.caught_up.is_some());
+        self.open = open;
+        let done: Vec<Anatomy> = done;
+        self.done += done.len();
+        done.into_iter().map(|a| Event::Recovery(Box::new(a))).collect()
+    }
+
+    /// The rank repaired it by itself: it computed the step again.
+    pub fn replayed(&mut self, step: u64) {
+        let mine = |s: &&mut Struck| !s.detected && s.fault.step <= step;
+        if let Some(struck) = self.struck.iter_mut().find(mine) {
+            struck.detected = true;
+        }
+    }
+
+    /// A checkpoint could not be written.
+    pub fn checkpoint_failed(&mut self) {
+        if let Some(struck) = self.struck.iter_mut().find(|s| !s.detected && s.fault.kind == FaultKind::DiskFull) {
+            struck.detected = true;
+        }
+    }
+
+    /// A checkpoint was written: what was the matter with the disk is over.
+    pub fn checkpoint_written(&mut self) {
+        let full = |s: &&mut Struck| s.detected && s.fault.kind == FaultKind::DiskFull;
+        self.struck.iter_mut().filter(full).for_each(|s| s.repaired = true);
+    }
+
+    /// Recoveries so far.
+    pub fn count(&self) -> usize {
+        self.done
+    }
+
+    /// The run is over and well; were all faults that struck seen and repaired?
+    ///
+    /// # Errors
+    /// What was not.
+    pub fn account(&self) -> Result<(), String> {
+        if let Some(text) = self.broken.first() {
+            return Err(text.clone());
+        }
+        match self.struck.iter().find(|s| !s.repaired) {
+            None => Ok(()),
+            Some(s) if !s.detected => Err(format!("the injected fault was not detected: {}", s.fault)),
+            Some(s) => Err(format!("the injected fault was detected but not repaired: {}", s.fault)),
+        }
+    }
+}
+
+impl FaultKind {
+    /// It must be noticed; what is only slow is a matter of diagnosis, and a flipped bit of a gradient of recomputation.
+    pub fn shows(&self) -> bool {
+        !matches!(self, Self::Slow { .. } | Self::FlipGradient | Self::DiskFull)
+    }
+}
+
+impl Fault {
+    fn concerns(&self, rank: u32) -> bool {
+        self.rank == rank || matches!(self.kind, FaultKind::Partition { peer } if peer == rank)
+    }
+}
