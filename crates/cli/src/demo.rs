@@ -90,6 +90,7 @@ fn one(name: &'static str, run: Run, folder: PathBuf) -> Result<Ran, TrainError>
         profile: None,
         stop: Arc::new(AtomicBool::new(false)),
         program: own_binary()?,
+        inject: String::new(),
     };
     let mut hashes = Vec::new();
     let mut pids = Vec::new();

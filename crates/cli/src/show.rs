@@ -76,7 +76,7 @@ impl Show {
         let wall = self.began.elapsed().as_secs_f64();
         if self.json {
             let split = serde_json::json!({
-                "kind": "goodput", "schema": events::SCHEMA, "wall_s": summary.wall, "time_s": summary.time, "restarts": 0,
+                "kind": "goodput", "schema": events::SCHEMA, "wall_s": summary.wall, "time_s": summary.time, "restarts": summary.recoveries.len(),
             });
             line(&split.to_string());
             let digest = Event::Digest {
@@ -94,7 +94,7 @@ impl Show {
             parts.join(" + "),
             100.0 * train / summary.wall
         ));
-        line("restarts 0");
+        line(&format!("restarts {}", summary.recoveries.len()));
         line(&format!("digest {}", summary.digest));
     }
 }

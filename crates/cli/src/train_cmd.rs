@@ -44,6 +44,10 @@ pub struct Args {
     /// With --profile: steps that count, at most.
     #[arg(long, value_name = "N", default_value_t = 10, requires = "profile")]
     profile_steps: u64,
+    /// Deliberate faults that the run must survive: kill:R@S, stop:R@S, nan:R@S, diskfull:R@S, flip:R@S[:moment|weight|message|gradient],
+    /// slow:R@SxF[:N], partition:A-B@S, controller@S, random:seed=N,every=5s (R a rank, S a step; separated by commas).
+    #[arg(long, value_name = "FAULTS", default_value = "", hide_default_value = true)]
+    inject: String,
     /// A deliberate fault, for proofs.
     #[arg(long, hide = true)]
     mutant: Option<String>,
@@ -88,6 +92,7 @@ pub fn run(args: &Args) -> Result<u8, TrainError> {
         profile: args.profile.then_some(Window { warmup: args.profile_warmup, steps: args.profile_steps }),
         stop,
         program: own_binary()?,
+        inject: args.inject.clone(),
     };
     let summary = launch::train_mutant(&request, mutant, &mut |event| show.event(event))?;
     show.summary(&summary);

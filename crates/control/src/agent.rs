@@ -62,6 +62,9 @@ pub trait Agents {
     /// Stands a process still: a drill.
     fn stop(&mut self, process: Process);
 
+    /// Ends a process as somebody else would: its end comes as news. A drill.
+    fn strike(&mut self, process: Process);
+
     /// How the ranks of a new world reach each other, one [`FabricSpec`] for each of `processes`.
     ///
     /// # Errors

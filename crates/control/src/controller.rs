@@ -4,6 +4,7 @@
 //! and a controller that is built from that journal goes on where this one was.
 
 use std::collections::{BTreeMap, HashMap};
+use std::io::Write;
 use std::path::PathBuf;
 use std::time::Instant;
 
@@ -178,9 +179,15 @@ impl<'a> Controller<'a> {
         self.end.as_ref()
     }
 
-    /// What became of recoveries and faults.
-    pub fn repairs(&self) -> &Repairs {
-        &self.repairs
+    /// The run is over and well: did every fault that was asked for strike, was it seen, was it repaired?
+    ///
+    /// # Errors
+    /// What was not.
+    pub fn account(&self) -> Result<(), String> {
+        match self.faults.first() {
+            Some(fault) => Err(format!("the injected fault never struck: {fault}")),
+            None => self.repairs.account(),
+        }
     }
 
     /// A person asks for a stop.
@@ -230,7 +237,9 @@ impl<'a> Controller<'a> {
                     Some(rank) => format!("rank {rank}"),
                     None => process.to_string(),
                 };
-                return observe(&Event::Notice { text: format!("{who}: {line}") });
+                // That nobody listens is no reason to stop.
+                let _ = writeln!(std::io::stderr(), "{who}: {line}");
+                return;
             }
             Heard::Stopped(age_ms) => {
                 if age_ms >= self.policy.run().guard.stopped_timeout_ms && !away {

@@ -196,6 +196,10 @@ impl Agents for LocalAgent {
         self.signal(process, Signal::STOP);
     }
 
+    fn strike(&mut self, process: Process) {
+        self.signal(process, Signal::KILL);
+    }
+
     fn fabric(
         &mut self,
         processes: &[Process],

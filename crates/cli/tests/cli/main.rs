@@ -16,5 +16,6 @@ mod output;
 mod pin;
 mod profile;
 mod recover;
+mod recovery;
 mod signals;
 mod tokens;

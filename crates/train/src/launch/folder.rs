@@ -20,6 +20,12 @@ pub struct RunFolder {
     path: PathBuf,
 }
 
+/// Name of the file that keeps others out.
+const LOCK: &str = "run.lock";
+
+/// While it lives no other run may use the folder.
+pub struct Lock(#[expect(dead_code, reason = "held for its lock")] File);
+
 /// `events.jsonl`, open.
 pub struct EventLog {
     file: File,
@@ -94,6 +100,50 @@ impl RunFolder {
         self.path.join("trace")
     }
 
+    /// Where its controller's journal is.
+    pub fn journal(&self) -> PathBuf {
+        self.path.join("journal.jsonl")
+    }
+
+    /// Keeps every other run out of the folder while the lock lives, however this process ends.
+    ///
+    /// # Errors
+    /// If another run is in it.
+    pub fn lock(&self) -> Result<Lock, TrainError> {
+        fs::create_dir_all(&self.path).map_err(|e| {
+            let path = self.path.display();
+            TrainError::BadInput(format!("the run directory {path} cannot be made: {e}; choose another --run-dir"))
+        })?;
+        let file = File::options()
+            .create(true)
+            .truncate(false)
+            .write(true)
+            .open(self.path.join(LOCK))
+            .map_err(self.io("cannot create", LOCK))?;
+        self.hold(file)
+    }
+
+    /// The same where a run has been before; none: there was none, nothing is written.
+    ///
+    /// # Errors
+    /// If another run is in it.
+    pub fn lock_if_there(&self) -> Result<Option<Lock>, TrainError> {
+        match File::options().write(true).open(self.path.join(LOCK)) {
+            Ok(file) => self.hold(file).map(Some),
+            Err(_) => Ok(None),
+        }
+    }
+
+    fn hold(&self, file: File) -> Result<Lock, TrainError> {
+        match rustix::fs::flock(&file, rustix::fs::FlockOperation::NonBlockingLockExclusive) {
+            Ok(()) => Ok(Lock(file)),
+            Err(_) => Err(TrainError::BadInput(format!(
+                "another run is at work in {}; wait for its end, or choose another --run-dir",
+                self.path.display()
+            ))),
+        }
+    }
+
     fn io(&self, what: &'static str, name: &str) -> impl FnOnce(std::io::Error) -> TrainError {
         let path = self.path.join(name);
         move |source| TrainError::Io { what, path, source }
@@ -144,13 +194,24 @@ impl RunFolder {
 
     /// Adds to a death what there is to go on from.
     pub fn advise(&self, error: TrainError) -> TrainError {
-        let TrainError::RankDied { rank, reason } = error else { return error };
+        let spent = |code: i32| code == policy::BUDGET_SPENT;
+        if !matches!(&error, TrainError::RankDied { .. })
+            && !matches!(&error, TrainError::Rank { code, .. } if spent(*code))
+        {
+            return error;
+        }
         let newest = checkpoint::newest(&self.checkpoints()).ok().and_then(|newest| newest.checkpoint);
         let advice = match newest {
             Some(found) => format!("--resume goes on after step {}", found.meta().step),
             None => "there is no checkpoint to --resume from (checkpoint.every makes some on the way)".into(),
         };
-        TrainError::RankDied { rank, reason: format!("{reason}; {advice}") }
+        match error {
+            TrainError::RankDied { rank, reason } => {
+                TrainError::RankDied { rank, reason: format!("{reason}; {advice}") }
+            }
+            TrainError::Rank { code, reason } => TrainError::Rank { code, reason: format!("{reason}; {advice}") },
+            other => other,
+        }
     }
 
     /// Writes `summary.json`.
@@ -169,7 +230,8 @@ impl RunFolder {
                 "validation_bits_per_byte": s.bits_per_byte,
                 "wall_s": s.wall,
                 "time_s": s.time,
-                "restarts": 0,
+                "restarts": s.recoveries.len(),
+                "recoveries": s.recoveries,
                 "ranks": s.ranks,
             }),
             Err(e) => serde_json::json!({ "schema": events::SCHEMA, "ended": "failed", "reason": e.to_string() }),

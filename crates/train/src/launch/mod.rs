@@ -4,7 +4,7 @@
 //! and hands every event to the caller.
 
 mod folder;
-mod processes;
+mod guided;
 mod profile;
 mod resume;
 mod threads;
@@ -13,13 +13,14 @@ pub mod wire;
 
 use std::path::PathBuf;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::mpsc::{Receiver, RecvTimeoutError};
+use std::sync::atomic::AtomicBool;
+use std::sync::mpsc::RecvTimeoutError;
 use std::time::{Duration, Instant};
 
 use checkpoint::hf::HfFolder;
+use control::inject::Injection;
 use data::Split;
-use events::{Event, RankReport};
+use events::{Anatomy, Event, RankReport};
 use kernels::Simd;
 use observe::goodput::Account;
 use program::bytes::Sizes;
@@ -38,6 +39,7 @@ use crate::mutant::Mutant;
 use crate::pin;
 use crate::rank::Ended;
 use profile::Profiler;
+use threads::ThreadRanks;
 use watch::Watch;
 
 /// How often the parent looks whether it was asked to stop.
@@ -63,6 +65,8 @@ pub struct Request {
     pub stop: Arc<AtomicBool>,
     /// The binary that runs a rank when called with [`wire::RANK_COMMAND`].
     pub program: PathBuf,
+    /// Deliberate faults, as [`control::inject`] reads them; empty: none.
+    pub inject: String,
 }
 
 /// How a run ended.
@@ -84,6 +88,8 @@ pub struct Summary {
     pub time: Vec<(String, f64)>,
     /// Seconds from the request to the end.
     pub wall: f64,
+    /// What recoveries took.
+    pub recoveries: Vec<Anatomy>,
 }
 
 /// Checks the data, the program and the folder, then trains; `observe` sees every event.
@@ -119,11 +125,17 @@ pub fn train_mutant(
         notes.extend(weights.notes().iter().cloned());
         notes.extend(spec::hf::HfConfig::read(&from.join(checkpoint::hf::CONFIG))?.notes);
     }
+    let injection = Injection::parse(&request.inject).map_err(TrainError::BadInput)?;
     let folder = RunFolder::new(&request.folder);
+    let mut lock = folder.lock_if_there()?;
     let resume::Resume { checkpoint: resume, notes: mut known, damaged } =
         folder.resume_point(run, &data.definition(run), request.resume)?;
     let done = resume.as_ref().map_or(0, |checkpoint| checkpoint.meta().step);
     let profiling = request.profile.map(|window| Profiling::new(window, run, done, folder.traces())).transpose()?;
+    injection.check(run, done).map_err(TrainError::BadInput)?;
+    if lock.is_none() {
+        lock = Some(folder.lock()?);
+    }
     let (mut log, set_aside) = folder.create(run, &damaged)?;
     log.count_from(began);
     if let Some(profiling) = &profiling {
@@ -151,6 +163,7 @@ pub fn train_mutant(
     if let Some(text) = mirror_sentence(run) {
         observe(&Event::Notice { text });
     }
+    let _lock = lock;
     let (allowed, world) = (pin::allowed(), run.layout.world());
     observe(&Event::Notice { text: pin::sentence(run.layout.pin, &allowed, world) });
     let cores = std::thread::available_parallelism().map_or(1, |n| n.get());
@@ -174,30 +187,26 @@ pub fn train_mutant(
         profiling: profiler.as_ref().map(|profiler| profiler.profiling().clone()),
         mutant,
     };
-    let resume = resume.map(|checkpoint| checkpoint.path().to_owned());
-    let part = |rank: usize| wire::Part {
-        run_toml: run.values.to_toml(),
-        cores: pins.get(rank).cloned().unwrap_or_default(),
-        faults: Vec::new(),
-    };
-    let boxed = |ranks: threads::ThreadRanks| Box::new(ranks) as Box<dyn Ranks>;
-    let started = match run.layout.transport {
-        _ if run.layout.world() == 1 => {
-            threads::start(run, &job, &part, resume.clone(), data, request.stop.clone()).map(boxed)
-        }
-        Transport::Threads => threads::start(run, &job, &part, resume.clone(), data, request.stop.clone()).map(boxed),
-        Transport::Shm | Transport::Tcp => {
-            drop(data);
-            processes::start(&request.program, run, &job, &part, resume.clone())
-                .map(|ranks| Box::new(ranks) as Box<dyn Ranks>)
-        }
-    };
     let mut collected = Collected::default();
     let mut hear = |event: &Event| {
         observe(event);
         profiler.iter_mut().flat_map(|profiler| profiler.take(event)).for_each(|event| observe(&event));
     };
-    let ended = started.and_then(|mut ranks| collected.listen(ranks.as_mut(), request, &mut hear));
+    let resume = resume.map(|checkpoint| (checkpoint.meta().step, checkpoint.path().to_owned()));
+    let ended = if world == 1 || run.layout.transport == Transport::Threads {
+        let cores = |rank: usize| pins.get(rank).cloned().unwrap_or_default();
+        let part = |rank: usize| wire::Part { run_toml: run.values.to_toml(), cores: cores(rank), faults: Vec::new() };
+        let from = resume.map(|(_, path)| path);
+        let started = threads::start(run, &job, &part, from, data, request.stop.clone());
+        started.and_then(|mut ranks| collected.listen(&mut ranks, &mut hear))
+    } else {
+        drop(data);
+        let guided = guided::Guided { request, folder: &folder, job: &job, from: resume, injection, began };
+        guided::supervise(&guided, &mut |event| {
+            collected.take(event);
+            hear(event);
+        })
+    };
     profiler.iter().filter_map(Profiler::ended).for_each(|event| observe(&event));
     let summary = ended.and_then(|ended| collected.summary(ended, &watch.account())).map_err(|e| folder.advise(e));
     if let Err(e) = folder.write_summary(run, &summary) {
@@ -258,37 +267,20 @@ pub(crate) struct Failure {
     pub silent: bool,
 }
 
-/// The ranks of a run, however they are hosted.
-pub(crate) trait Ranks {
-    /// Number of ranks.
-    fn count(&self) -> usize;
-    /// What they say.
-    fn news(&self) -> &Receiver<News>;
-    /// Ask all of them to stop after the step under way.
-    fn stop(&mut self);
-    /// End them now.
-    fn end(&mut self);
-}
-
 #[derive(Default)]
 struct Collected {
     digest: Option<(u64, String)>,
     loss: Option<f64>,
     bits_per_byte: Option<f64>,
     reports: Vec<RankReport>,
+    recoveries: Vec<Anatomy>,
 }
 
 impl Collected {
-    fn listen(
-        &mut self,
-        ranks: &mut dyn Ranks,
-        request: &Request,
-        observe: &mut dyn FnMut(&Event),
-    ) -> Result<Ended, TrainError> {
+    fn listen(&mut self, ranks: &mut ThreadRanks, observe: &mut dyn FnMut(&Event)) -> Result<Ended, TrainError> {
         let mut left = ranks.count();
         let mut ended = Ended::Finished;
         let mut failures: Vec<(usize, Failure)> = Vec::new();
-        let mut stopping = false;
         let mut deadline: Option<Instant> = None;
         let mut ending = false;
         while left > 0 {
@@ -316,10 +308,6 @@ impl Collected {
                 Err(RecvTimeoutError::Timeout) => {}
                 Err(RecvTimeoutError::Disconnected) => break,
             }
-            if !stopping && request.stop.load(Ordering::Relaxed) {
-                stopping = true;
-                ranks.stop();
-            }
             if !ending && deadline.is_some_and(|d| Instant::now() > d) {
                 ending = true;
                 ranks.end();
@@ -340,6 +328,7 @@ impl Collected {
             Event::Validation { bits_per_byte, .. } => self.bits_per_byte = *bits_per_byte,
             Event::Digest { step, digest, .. } => self.digest = Some((*step, digest.clone())),
             Event::RankFinished(report) => self.reports.push(report.clone()),
+            Event::Recovery(anatomy) => self.recoveries.push(anatomy.as_ref().clone()),
             _ => {}
         }
     }
@@ -350,7 +339,9 @@ impl Collected {
         let wall = account.wall_s;
         let time = account.time_s.iter().map(|(class, s)| (class.name().to_owned(), *s)).collect();
         let ranks = std::mem::take(&mut self.reports);
-        Ok(Summary { ended, step, digest, ranks, loss: self.loss, bits_per_byte: self.bits_per_byte, time, wall })
+        let recoveries = std::mem::take(&mut self.recoveries);
+        let (loss, bits_per_byte) = (self.loss, self.bits_per_byte);
+        Ok(Summary { ended, step, digest, ranks, loss, bits_per_byte, time, wall, recoveries })
     }
 }
 

@@ -10,7 +10,7 @@ use fabric::Aborter;
 use spec::Run;
 
 use super::wire::{JobSpec, Part};
-use super::{Failure, News, Ranks};
+use super::{Failure, News};
 use crate::comm::fabric_options;
 use crate::corpus::Corpus;
 use crate::error::TrainError;
@@ -65,19 +65,19 @@ pub fn start(
     Ok(ThreadRanks { count: world, news, aborters, handles })
 }
 
-impl Ranks for ThreadRanks {
-    fn count(&self) -> usize {
+impl ThreadRanks {
+    /// Number of ranks.
+    pub fn count(&self) -> usize {
         self.count
     }
 
-    fn news(&self) -> &Receiver<News> {
+    /// What they say.
+    pub fn news(&self) -> &Receiver<News> {
         &self.news
     }
 
-    // The flag is shared.
-    fn stop(&mut self) {}
-
-    fn end(&mut self) {
+    /// Ends them now.
+    pub fn end(&mut self) {
         self.aborters.iter().for_each(|a| a.abort("another rank failed"));
     }
 }

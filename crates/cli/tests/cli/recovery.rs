@@ -1,0 +1,101 @@
+//! Ranks that die or stand still while a run goes on: the same digest, and a recovery that is told.
+
+use std::sync::OnceLock;
+use std::time::Duration;
+
+use rustix::process::Signal;
+
+use crate::common::{Lab, Out, gone_within, send};
+
+const STEPS: &str = "train.steps=120";
+
+fn undisturbed() -> &'static str {
+    static DIGEST: OnceLock<String> = OnceLock::new();
+    DIGEST.get_or_init(|| Lab::new().train("out", &[], &[STEPS]).expect(0).digest())
+}
+
+/// Strikes rank `victim` after a step; the run ends well with the digest of one that nothing happened to.
+fn struck(victim: usize, signal: Signal, sets: &[&str]) -> Out {
+    let lab = Lab::new();
+    let mut run = lab.start_train("out", &[], &[&[STEPS], sets].concat());
+    let pids = run.ranks(4);
+    run.wait_for_step(5);
+    send(pids[victim], signal);
+    let out = run.end().expect(0);
+    assert_eq!(out.digest(), undisturbed(), "{out}");
+    assert!(out.stdout.contains("\nrestarts 1\n"), "{out}");
+    let recovered =
+        out.stdout.lines().find(|line| line.starts_with("recovered in ")).unwrap_or_else(|| panic!("{out}"));
+    assert!(recovered.contains(&format!("rank {victim}")), "{recovered}");
+    assert!(recovered.contains(" 0 steps redone"), "{recovered}");
+    gone_within(Duration::from_secs(1), &pids);
+    let summary = std::fs::read_to_string(lab.path("out/summary.json")).unwrap();
+    let summary: serde_json::Value = serde_json::from_str(&summary).unwrap();
+    assert_eq!(summary["recoveries"].as_array().map(Vec::len), Some(1), "{summary}");
+    out
+}
+
+#[test]
+fn a_killed_rank_is_started_again_shm() {
+    struck(1, Signal::KILL, &["layout.dp=2", "layout.pp=2"]);
+    struck(0, Signal::KILL, &["layout.dp=2", "layout.tp=2"]);
+}
+
+#[test]
+fn a_killed_rank_is_started_again_tcp() {
+    struck(3, Signal::KILL, &["layout.dp=2", "layout.pp=2", "layout.transport=tcp"]);
+}
+
+#[test]
+fn a_rank_that_stands_still_is_named_and_replaced() {
+    let out = struck(2, Signal::STOP, &["layout.dp=2", "layout.pp=2"]);
+    assert!(out.stdout.lines().any(|l| l.starts_with("trouble 1: stopped of rank 2")), "{out}");
+}
+
+#[test]
+fn a_spare_takes_the_place() {
+    struck(1, Signal::KILL, &["layout.dp=4", "guard.spares=1"]);
+}
+
+#[test]
+fn the_others_go_on_while_a_place_is_empty() {
+    let out = struck(3, Signal::KILL, &["layout.dp=4", "guard.respawn_after_ms=500"]);
+    let worlds: Vec<_> = out.stdout.lines().filter(|l| l.starts_with("world ")).collect();
+    assert!(worlds[0].starts_with("world 2 of 3 ranks"), "{worlds:?}");
+}
+
+#[test]
+fn two_runs_in_one_folder_are_refused() {
+    let lab = Lab::new();
+    let mut run = lab.start_train("out", &[], &["train.steps=100000", "layout.dp=2", "checkpoint.every=2"]);
+    run.wait_for_step(4);
+    let out = lab.train("out", &["--resume"], &["train.steps=100000", "layout.dp=2"]).expect(2);
+    out.says(&["another run is at work in", "--run-dir"]);
+    run.wait_for_step(6);
+}
+
+#[test]
+fn the_controller_is_built_again_while_ranks_step_on() {
+    let lab = Lab::new();
+    let out = lab.train("out", &["--inject", "controller@9,controller@60"], &[STEPS, "layout.dp=2", "layout.pp=2"]);
+    let out = out.expect(0);
+    assert_eq!(out.digest(), undisturbed(), "{out}");
+    assert_eq!(out.stdout.matches("another one goes on from journal.jsonl").count(), 2, "{out}");
+    assert!(out.stdout.contains("\nrestarts 0\n"), "{out}");
+}
+
+#[test]
+fn a_fault_that_can_never_strike_is_refused_before_anything_is_written() {
+    let lab = Lab::new();
+    let before = lab.tree();
+    for (inject, sets, word) in [
+        ("kill:1@7", &[][..], "layout.dp"),
+        ("kill:9@3", &["layout.dp=2"], "no rank 9"),
+        ("nan:0@7", &["layout.dp=2"], "from step 1 to 4"),
+        ("boom:0@7", &["layout.dp=2"], "expected kill:R@S"),
+        ("kill:1@2", &["layout.dp=2", "layout.transport=threads"], "layout.transport"),
+    ] {
+        lab.train("out", &["--inject", inject], sets).expect(2).says(&[word]);
+    }
+    assert!(lab.tree() == before);
+}

@@ -1,0 +1,187 @@
+//! Rank processes under a controller that is part of this process.
+
+use std::path::{Path, PathBuf};
+use std::sync::atomic::Ordering;
+use std::sync::mpsc::RecvTimeoutError;
+use std::time::Instant;
+
+use control::agent::Agents;
+use control::controller::{Config, Controller, Trade};
+use control::inject::{Injection, Random};
+use control::local::LocalAgent;
+use events::Event;
+use fabric::FabricOptions;
+use policy::Laws;
+use spec::Run;
+
+use super::wire::JobSpec;
+use super::{POLL, Request, RunFolder, prove};
+use crate::comm::fabric_options;
+use crate::error::TrainError;
+use crate::pin;
+use crate::rank::Ended;
+use crate::recover;
+
+/// What a controller asks `train`.
+pub(super) struct Knowledge {
+    /// Cores that this process may use.
+    pub allowed: Vec<usize>,
+}
+
+struct StateLaws;
+
+impl Laws for StateLaws {
+    fn fits(&self, run: &Run) -> Result<(), String> {
+        prove(run).map(drop).map_err(|e| e.to_string())
+    }
+
+    fn covers(&self, before: &Run, holds: &[bool], after: &Run) -> bool {
+        let mut next = 0..;
+        let holders: Vec<Option<usize>> = holds.iter().map(|holds| if *holds { next.next() } else { None }).collect();
+        recover::plan(before, &holders, after).lost.is_empty()
+    }
+}
+
+impl Trade for Knowledge {
+    fn laws(&self) -> Box<dyn Laws> {
+        Box::new(StateLaws)
+    }
+
+    fn fabric(&self, run: &Run, generation: u64) -> FabricOptions {
+        fabric_options(run, generation)
+    }
+
+    fn cores(&self, run: &Run) -> Vec<Vec<usize>> {
+        pin::shares(run.layout.pin, &self.allowed, run.layout.world()).unwrap_or_default()
+    }
+
+    fn verdict(&self, _: &Run, flights: &[Option<serde_json::Value>]) -> (Vec<u32>, String) {
+        let work: Vec<_> = flights.iter().map(|f| f.as_ref().and_then(|f| f["work"].as_u64())).collect();
+        let least = work.iter().min().copied().flatten();
+        let behind: Vec<u32> = (0..).zip(&work).filter(|(_, w)| **w == least).map(|(rank, _)| rank).collect();
+        if behind.len() == 1 {
+            (behind.clone(), format!("rank {} has run the fewest instructions, the others wait", behind[0]))
+        } else {
+            (Vec::new(), "all ranks wait, and several are equally far".into())
+        }
+    }
+}
+
+/// What [`supervise`] needs beside the request.
+pub(super) struct Guided<'a> {
+    pub request: &'a Request,
+    pub folder: &'a RunFolder,
+    pub job: &'a JobSpec,
+    /// The checkpoint to go on from, and its step.
+    pub from: Option<(u64, PathBuf)>,
+    pub injection: Injection,
+    pub began: Instant,
+}
+
+/// Runs the ranks to the end of the run, through whatever happens to them.
+///
+/// # Errors
+/// What ended the run; a deliberate fault that was not seen or not repaired.
+pub(super) fn supervise(guided: &Guided, observe: &mut dyn FnMut(&Event)) -> Result<Ended, TrainError> {
+    let Guided { request, folder, injection, began, .. } = guided;
+    let run = &request.run;
+    let job = serde_json::to_value(guided.job).map_err(|e| TrainError::Internal(e.to_string()))?;
+    let journal = folder.journal();
+    let config = Config {
+        run: run.clone(),
+        cores: guided.job.cores,
+        from: guided.from.clone(),
+        job,
+        journal: journal.clone(),
+        faults: injection.faults.clone(),
+        began: *began,
+    };
+    let trade = Knowledge { allowed: pin::allowed() };
+    let io = |source| TrainError::Io { what: "cannot write", path: journal.clone(), source };
+    let mut agents = LocalAgent::new(request.program.clone(), run.layout.world() + run.guard.spares);
+    let mut controller = Controller::new(&config, &trade).map_err(io)?;
+    let mut deaths = injection.controller.clone();
+    let mut chance = injection.random.map(Chance::new);
+    let mut stopping = false;
+    let end = loop {
+        match agents.news().recv_timeout(POLL) {
+            Ok(news) => controller.hear(news, &mut agents, observe),
+            Err(RecvTimeoutError::Timeout | RecvTimeoutError::Disconnected) => {}
+        }
+        controller.tick(&mut agents, observe);
+        if !stopping && request.stop.load(Ordering::Relaxed) {
+            stopping = true;
+            controller.ask_stop(&mut agents, observe);
+        }
+        if let Some(end) = controller.end() {
+            break end.clone();
+        }
+        if let Some(chance) = &mut chance {
+            chance.strike(&controller, &mut agents, observe);
+        }
+        if let Some(at) = deaths.iter().position(|step| *step <= controller.committed() + 1) {
+            let step = deaths.swap_remove(at);
+            observe(&Event::Notice {
+                text: format!(
+                    "fault: the controller is thrown away before step {step}; another one goes on from {}",
+                    shown(&journal)
+                ),
+            });
+            controller = Controller::rebuild(&config, &trade, controller.into_repairs()).map_err(io)?;
+        }
+    };
+    drop(agents);
+    if end.code != 0 {
+        return Err(TrainError::Rank { code: end.code, reason: end.reason });
+    }
+    let done = end.done.ok_or_else(|| TrainError::Internal("no rank said how it ended".into()))?;
+    let ended: Ended = serde_json::from_value(done).map_err(|e| TrainError::Internal(e.to_string()))?;
+    let account = match ended {
+        Ended::Stopped(_) => Ok(()),
+        Ended::Finished | Ended::Exhausted(_) => controller.account(),
+    };
+    account.map(|()| ended).map_err(|reason| TrainError::Rank { code: 70, reason })
+}
+
+fn shown(path: &Path) -> String {
+    path.file_name().unwrap_or_default().to_string_lossy().into_owned()
+}
+
+/// Faults from outside, at random: the same ones for the same seed.
+struct Chance {
+    random: Random,
+    next_at: u64,
+    drawn: u64,
+}
+
+impl Chance {
+    fn new(random: Random) -> Self {
+        Self { random, next_at: random.every_ms, drawn: 0 }
+    }
+
+    fn strike(&mut self, controller: &Controller, agents: &mut dyn Agents, observe: &mut dyn FnMut(&Event)) {
+        let now = controller.now();
+        let members = controller.members();
+        if now < self.next_at || members.is_empty() || controller.committed() == 0 {
+            return;
+        }
+        self.next_at = now + self.random.every_ms;
+        self.drawn += 1;
+        let draw = mixed(self.random.seed ^ mixed(self.drawn));
+        let rank = (draw >> 8) as usize % members.len();
+        let (word, step) = (if draw & 1 == 0 { "kill" } else { "stop" }, controller.committed() + 1);
+        observe(&Event::FaultFired { rank, step, fault: format!("{word}, from outside") });
+        match word {
+            "kill" => agents.strike(members[rank]),
+            _ => agents.stop(members[rank]),
+        }
+    }
+}
+
+/// SplitMix64's finalizer.
+fn mixed(x: u64) -> u64 {
+    let x = x.wrapping_add(0x9e37_79b9_7f4a_7c15);
+    let x = (x ^ (x >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+    let x = (x ^ (x >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+    x ^ (x >> 31)
+}
