@@ -9,6 +9,7 @@ mod doctor;
 mod eval;
 mod goodput;
 mod profile_table;
+mod reload;
 mod show;
 mod train_cmd;
 mod trouble;
@@ -37,6 +38,8 @@ enum Command {
     Demo(demo::Args),
     /// Train the run in a run file.
     Train(train_cmd::Args),
+    /// Change the layout or the recipe of a run at work, at its next step; processes and state stay.
+    Reload(reload::Args),
     /// Prove a run's program without running it, and show its schedule.
     Check(check::Args),
     /// Loss, logits and gradients of a Hugging Face model on a batch, under any layout.
@@ -86,6 +89,7 @@ fn main() -> ExitCode {
     let result = match Cli::parse().command {
         Command::Demo(args) => demo::run(&args),
         Command::Train(args) => train_cmd::run(&args),
+        Command::Reload(args) => reload::run(&args),
         Command::Check(args) => check::run(&args),
         Command::Data(command) => data_cmd::run(&command),
         Command::Eval(args) => eval::run(&args),

@@ -352,7 +352,8 @@ impl<'a> Controller<'a> {
         self.feed(input, agents, observe);
     }
 
-    fn generation(&self) -> u64 {
+    /// The number of the newest world; 0: none yet.
+    pub fn generation(&self) -> u64 {
         self.policy.world().map_or(0, |world| world.generation)
     }
 

@@ -62,6 +62,11 @@ impl LocalAgent {
         self
     }
 
+    /// From now on at most so many processes at once.
+    pub fn slots(&mut self, slots: usize) {
+        drop(self.tell.send(News::Joined { host: HOST.into(), slots }));
+    }
+
     fn start(&mut self, process: Process, beat_ms: u64, job: &serde_json::Value) -> io::Result<()> {
         let mut child =
             Command::new(&self.program).arg(RANK_COMMAND).stdin(Stdio::piped()).stdout(Stdio::piped()).spawn()?;

@@ -99,3 +99,30 @@ fn a_fault_that_can_never_strike_is_refused_before_anything_is_written() {
     }
     assert!(lab.tree() == before);
 }
+
+#[test]
+fn a_run_changes_its_layout_and_keeps_its_numbers() {
+    let lab = Lab::new();
+    let mut run = lab.start_train("out", &[], &["train.steps=400", "layout.dp=2", "layout.pp=2"]);
+    run.wait_for_step(5);
+    lab.lockstep(&["reload", "out", "--set", "grid.dp=2"]).expect(2).says(&["goes on unchanged", "grid.dp"]);
+    lab.lockstep(&["reload", "out", "--set", "layout.dp=8"]).expect(2).says(&["goes on unchanged", "layout.dp = 8"]);
+    lab.lockstep(&["reload", "out", "--set", "layout.dp=3", "layout.pp=1"]).expect(0);
+    run.wait_for(|line| line.starts_with("world 2 of 3 ranks"));
+    let out = run.end().expect(0);
+    assert_eq!(out.digest(), Lab::new().train("out", &[], &["train.steps=400"]).expect(0).digest());
+    assert_eq!(std::fs::read_to_string(lab.path("out/interventions.jsonl")).unwrap(), "");
+    lab.lockstep(&["reload", "out", "--set", "layout.dp=2"]).expect(2).says(&["no run is at work"]);
+}
+
+#[test]
+fn a_changed_learning_rate_is_an_intervention() {
+    let lab = Lab::new();
+    let mut run = lab.start_train("out", &[], &["train.steps=400", "layout.dp=2"]);
+    run.wait_for_step(5);
+    lab.lockstep(&["reload", "out", "--set", "train.lr=1e-4"]).expect(0);
+    run.wait_for(|line| line.starts_with("intervention from step "));
+    run.end().expect(0);
+    let written = std::fs::read_to_string(lab.path("out/interventions.jsonl")).unwrap();
+    assert!(written.contains("train.lr=1e-4"), "{written}");
+}

@@ -100,6 +100,25 @@ impl RunFolder {
         self.path.join("trace")
     }
 
+    /// Writes down that the run's numbers were changed on purpose.
+    ///
+    /// # Errors
+    /// Where the system refuses.
+    pub fn intervene(&self, intervention: &events::Intervention) -> Result<(), TrainError> {
+        const NAME: &str = "interventions.jsonl";
+        let line = serde_json::to_string(intervention).map_err(|e| TrainError::Internal(e.to_string()))? + "\n";
+        let file = File::options().create(true).append(true).open(self.path.join(NAME));
+        file.and_then(|mut file| file.write_all(line.as_bytes())).map_err(self.io("cannot write", NAME))
+    }
+
+    /// Writes the resolved run file.
+    ///
+    /// # Errors
+    /// Where the system refuses.
+    pub fn write_run(&self, run: &Run) -> Result<(), TrainError> {
+        fs::write(self.path.join("run.toml"), run.values.to_toml()).map_err(self.io("cannot write", "run.toml"))
+    }
+
     /// Where its controller's journal is.
     pub fn journal(&self) -> PathBuf {
         self.path.join("journal.jsonl")
@@ -170,7 +189,7 @@ impl RunFolder {
         })?;
         checkpoint::sweep(&self.checkpoints());
         let notes = self.set_aside(damaged)?;
-        fs::write(self.path.join("run.toml"), run.values.to_toml()).map_err(self.io("cannot write", "run.toml"))?;
+        self.write_run(run)?;
         for name in ["interventions.jsonl", "events.jsonl"] {
             File::options()
                 .create(true)

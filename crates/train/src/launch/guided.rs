@@ -9,11 +9,12 @@ use control::agent::Agents;
 use control::controller::{Config, Controller, Trade};
 use control::inject::{Injection, Random};
 use control::local::LocalAgent;
-use events::Event;
+use events::{Event, Intervention};
 use fabric::FabricOptions;
 use policy::Laws;
 use spec::Run;
 
+use super::reload::{Change, Desk};
 use super::wire::JobSpec;
 use super::{POLL, Request, RunFolder, prove};
 use crate::comm::fabric_options;
@@ -103,6 +104,10 @@ pub(super) fn supervise(guided: &Guided, observe: &mut dyn FnMut(&Event)) -> Res
     let mut deaths = injection.controller.clone();
     let mut chance = injection.random.map(Chance::new);
     let mut stopping = false;
+    let desk = Desk::new(folder.path(), guided.job.cores);
+    let mut wanted = run.clone();
+    // A change whose first world is not formed yet: that of which generation, and what it changes.
+    let mut changed: Option<(u64, Vec<String>)> = None;
     let end = loop {
         match agents.news().recv_timeout(POLL) {
             Ok(news) => controller.hear(news, &mut agents, observe),
@@ -115,6 +120,24 @@ pub(super) fn supervise(guided: &Guided, observe: &mut dyn FnMut(&Event)) -> Res
         }
         if let Some(end) = controller.end() {
             break end.clone();
+        }
+        if let Some((generation, recipe)) = changed.take_if(|(generation, _)| controller.generation() > *generation) {
+            for set in recipe {
+                let step = controller.committed() + 1;
+                let detail = format!("{set}, from world {} on", generation + 1);
+                let by = "lockstep reload".into();
+                let intervention = Intervention { step, action: "reload".into(), detail, by };
+                folder.intervene(&intervention)?;
+                observe(&Event::Intervention(intervention));
+            }
+            folder.write_run(&wanted)?;
+        }
+        if let Some(Change { run, recipe }) = desk.look(&wanted) {
+            observe(&Event::Notice { text: format!("the run is changed on request: {}", run.layout) });
+            changed = Some((controller.generation(), recipe));
+            wanted = run;
+            agents.slots(wanted.layout.world() + wanted.guard.spares);
+            controller.reload(wanted.values.to_toml(), &mut agents, observe);
         }
         if let Some(chance) = &mut chance {
             chance.strike(&controller, &mut agents, observe);

@@ -6,6 +6,7 @@
 mod folder;
 mod guided;
 mod profile;
+pub mod reload;
 mod resume;
 mod threads;
 mod watch;

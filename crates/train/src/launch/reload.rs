@@ -1,0 +1,158 @@
+//! Changing a run while it is at work: a request in its folder, taken between two looks at the ranks.
+
+use std::fs::{self, File};
+use std::io::Write;
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
+
+use serde::{Deserialize, Serialize};
+use spec::{Run, Transport};
+
+use super::{RunFolder, prove};
+use crate::error::TrainError;
+
+/// What may change bits: the recipe, not what the numbers are sums of.
+const RECIPE: [&str; 7] =
+    ["train.lr", "train.lr_min", "train.clip", "train.weight_decay", "train.beta1", "train.beta2", "train.eps"];
+/// What never changes bits.
+const FREE: [&str; 3] = ["layout.", "guard.", "checkpoint."];
+const REQUEST: &str = "reload.request";
+const ANSWER: &str = "reload.answer";
+/// How long the run may take to answer.
+const PATIENCE: Duration = Duration::from_secs(60);
+/// How often the answer is looked for.
+const LOOK: Duration = Duration::from_millis(20);
+
+#[derive(Serialize, Deserialize)]
+struct Request {
+    id: u64,
+    sets: Vec<String>,
+}
+
+#[derive(Serialize, Deserialize)]
+struct Answer {
+    id: u64,
+    refused: Option<String>,
+    text: String,
+}
+
+/// Asks the run at work in `folder` to go on under `sets` (`key=value`); what it answered.
+///
+/// # Errors
+/// If no run is at work there, or it refuses; then it goes on unchanged.
+pub fn request(folder: &Path, sets: &[String]) -> Result<String, TrainError> {
+    let shown = folder.display();
+    if RunFolder::new(folder).lock_if_there().is_ok() {
+        return Err(TrainError::BadInput(format!(
+            "no run is at work in {shown}; `lockstep train --resume` starts one under another layout"
+        )));
+    }
+    let (path, io) =
+        (folder.join(REQUEST), |source| TrainError::Io { what: "cannot write", path: folder.join(REQUEST), source });
+    let id = std::process::id().into();
+    let text = serde_json::to_string(&Request { id, sets: sets.to_vec() }).unwrap_or_default();
+    write_whole(&path, &text).map_err(io)?;
+    let deadline = Instant::now() + PATIENCE;
+    while Instant::now() < deadline {
+        let answer = fs::read_to_string(folder.join(ANSWER)).ok().and_then(|t| serde_json::from_str::<Answer>(&t).ok());
+        if let Some(answer) = answer.filter(|answer| answer.id == id) {
+            let _ = fs::remove_file(folder.join(ANSWER));
+            return match answer.refused {
+                None => Ok(answer.text),
+                Some(reason) => Err(TrainError::BadInput(format!("the run goes on unchanged: {reason}"))),
+            };
+        }
+        std::thread::sleep(LOOK);
+    }
+    let _ = fs::remove_file(&path);
+    Err(TrainError::BadInput(format!(
+        "the run in {shown} did not answer within {} s; does it run rank processes (more than one rank, layout.transport shm or tcp)?",
+        PATIENCE.as_secs()
+    )))
+}
+
+fn write_whole(path: &Path, text: &str) -> std::io::Result<()> {
+    let draft = path.with_extension("draft");
+    File::create(&draft)?.write_all(text.as_bytes())?;
+    fs::rename(draft, path)
+}
+
+/// The run's side.
+pub(super) struct Desk {
+    folder: PathBuf,
+    cores: usize,
+}
+
+/// A change that the run accepted.
+pub(super) struct Change {
+    pub run: Run,
+    /// What it changes of the recipe, as `key=value`; empty: no bit.
+    pub recipe: Vec<String>,
+}
+
+impl Desk {
+    pub fn new(folder: &Path, cores: usize) -> Self {
+        Self { folder: folder.to_owned(), cores }
+    }
+
+    /// The change that somebody asks for, if it can be made to `run`; otherwise they are told why not.
+    pub fn look(&self, run: &Run) -> Option<Change> {
+        let path = self.folder.join(REQUEST);
+        let text = fs::read_to_string(&path).ok()?;
+        let _ = fs::remove_file(&path);
+        let request: Request = serde_json::from_str(&text).ok()?;
+        let changed = change(run, &request.sets, self.cores);
+        let answer = match &changed {
+            Ok(change) => Answer {
+                id: request.id,
+                refused: None,
+                text: format!("from the next step on: {} | {}", request.sets.join(" "), change.run.layout),
+            },
+            Err(e) => Answer { id: request.id, refused: Some(e.to_string()), text: String::new() },
+        };
+        let _ = write_whole(&self.folder.join(ANSWER), &serde_json::to_string(&answer).unwrap_or_default());
+        changed.ok()
+    }
+}
+
+fn change(run: &Run, sets: &[String], cores: usize) -> Result<Change, TrainError> {
+    let key = |set: &str| set.split('=').next().unwrap_or_default().trim().to_owned();
+    let free = |key: &str| FREE.iter().any(|section| key.starts_with(section));
+    if let Some(other) = sets.iter().map(|s| key(s)).find(|k| !free(k) && !RECIPE.contains(&k.as_str())) {
+        return Err(TrainError::BadInput(format!(
+            "{other} cannot be changed in a run; these can: layout.*, guard.*, checkpoint.*, {}",
+            RECIPE.join(", ")
+        )));
+    }
+    let changed = Run::parse(&run.values.to_toml(), "the run", sets, cores)?;
+    if changed.layout.transport == Transport::Threads {
+        return Err(TrainError::BadInput("layout.transport = threads: rank processes cannot become threads".into()));
+    }
+    prove(&changed)?;
+    let recipe = sets.iter().filter(|set| !free(&key(set))).cloned().collect();
+    Ok(Change { run: changed, recipe })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_defines_the_sums_stays() {
+        let text = "[model]\npreset = \"nano\"\n[data]\nsource = \"synthetic\"\n[train]\nsteps = 10\nbatch = 8\nseq = 16\n[layout]\ndp = 2\n";
+        let run = Run::parse(text, "t", &[], 1).unwrap();
+        let with = |set: &str| change(&run, &[set.into()], 1).map(|c| (c.run.layout.world(), c.recipe));
+        assert_eq!(with("layout.dp=4").unwrap(), (4, vec![]));
+        assert_eq!(with("train.lr=1e-4").unwrap(), (2, vec!["train.lr=1e-4".to_string()]));
+        for (set, word) in [
+            ("grid.dp=1", "grid.dp cannot be changed"),
+            ("layout.dp=9", "layout.dp = 9"),
+            ("layout.transport=threads", "threads"),
+            ("layout.dpp=3", "layout.dp"),
+            ("train.lr=-1", "train.lr"),
+        ] {
+            let error = with(set).unwrap_err().to_string();
+            assert!(error.contains(word), "{set}: {error}");
+        }
+    }
+}
