@@ -126,3 +126,34 @@ fn a_changed_learning_rate_is_an_intervention() {
     let written = std::fs::read_to_string(lab.path("out/interventions.jsonl")).unwrap();
     assert!(written.contains("train.lr=1e-4"), "{written}");
 }
+
+/// Asks for `faults` in a run of 24 steps; all are survived, told and accounted for.
+fn injected(faults: &str, recoveries: usize, sets: &[&str]) -> Out {
+    static DIGEST: OnceLock<String> = OnceLock::new();
+    let want = DIGEST.get_or_init(|| Lab::new().train("out", &[], &["train.steps=24"]).expect(0).digest());
+    let out = Lab::new().train("out", &["--inject", faults], &[&["train.steps=24"], sets].concat()).expect(0);
+    assert_eq!(&out.digest(), want, "{out}");
+    assert_eq!(out.stdout.matches("\nrecovered in ").count(), recoveries, "{out}");
+    let struck = faults.split(',').count();
+    assert_eq!(out.stdout.matches("\nfault: rank ").count(), struck, "{out}");
+    out
+}
+
+const FOUR: [&str; 2] = ["layout.dp=2", "layout.pp=2"];
+
+#[test]
+fn every_kind_of_fault_is_survived() {
+    injected("kill:1@7", 1, &FOUR);
+    injected("stop:2@12", 1, &FOUR);
+    injected("nan:0@15", 0, &FOUR);
+    injected("flip:3@17", 1, &FOUR);
+    injected("flip:3@17:weight", 1, &FOUR);
+    injected("flip:0@9:message", 1, &FOUR);
+    injected("slow:1@4x3:2", 0, &FOUR);
+}
+
+#[test]
+fn many_faults_in_one_run() {
+    injected("kill:1@7,stop:2@12,nan:0@15,flip:3@17", 3, &FOUR);
+    injected("kill:1@7,kill:0@12,kill:1@18", 3, &["layout.dp=2", "layout.transport=tcp"]);
+}

@@ -230,6 +230,9 @@ impl Policy {
             return;
         }
         let could = size + self.hosts.available().len();
+        if could == size {
+            return;
+        }
         let more = nearest(&self.wanted, could, self.cores, self.laws.as_ref());
         if more.is_some_and(|run| run.layout.world() > size) {
             self.end_world(now, "there are processes for more ranks again");

@@ -318,10 +318,10 @@ impl Policy {
     }
 
     fn kill(&mut self, now: u64, process: Process, kind: &str, reason: String) {
-        self.act(Action::Kill { process }, reason.clone());
         if self.is_member(process) {
-            self.trouble(now, kind, Some(process), reason);
+            self.trouble(now, kind, Some(process), reason.clone());
         }
+        self.act(Action::Kill { process }, reason);
         self.hosts.set(process, Doing::Gone);
         self.note_failure(now, process);
     }
