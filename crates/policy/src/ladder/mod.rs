@@ -13,7 +13,7 @@ use crate::input::{Cause, Held, Input, Process};
 use crate::shrink::Laws;
 use crate::{BUDGET_SPENT, INTERNAL};
 
-/// How long the members of an ended world may take to say what they hold.
+/// How long the members of an ended world may take to say what they hold, at least.
 const SETTLE_MS: u64 = 3_000;
 /// How long a verdict may take after a dump.
 const VERDICT_MS: u64 = 1_000;
@@ -434,10 +434,11 @@ impl Policy {
             self.gone(now, process, "it was not ready in time (guard.assemble_timeout_ms)");
         }
         match self.phase {
-            Phase::Settling(since) if now > since + SETTLE_MS => {
+            Phase::Settling(since) => {
                 for process in self.members() {
-                    if *self.hosts.doing(process) == Doing::Member {
-                        self.kill(now, process, "silence", format!("it did not leave its world within {SETTLE_MS} ms"));
+                    let limit = self.settle_ms(process);
+                    if *self.hosts.doing(process) == Doing::Member && now > since + limit {
+                        self.kill(now, process, "silence", format!("it did not leave its world within {limit} ms"));
                     }
                 }
             }
@@ -448,6 +449,16 @@ impl Policy {
                 self.trouble(now, "no progress", late, detail.into());
             }
             _ => {}
+        }
+    }
+
+    /// How long `process` may take to leave its world: it hears of it between two exchanges, or when it gives up connecting.
+    fn settle_ms(&self, process: Process) -> u64 {
+        let connecting =
+            if self.connected.contains(&process) { 0 } else { self.run().layout.exchange_timeout_ms as u64 };
+        match self.longest_step_ms {
+            0 => self.guard.assemble_timeout_ms,
+            longest => SETTLE_MS.max(2 * longest) + connecting,
         }
     }
 
