@@ -340,3 +340,20 @@ fn a_stop_outlives_a_recovery() {
     let out = desk.on(Input::Ready { process: Process(2) });
     assert!(matches!(out[..], [Action::Form(_), Action::AskStop]), "{out:?}");
 }
+
+#[test]
+fn one_death_is_one_trouble_whoever_notices_first() {
+    let mut desk = Desk::running(&["layout.dp=2"], 6);
+    let gone = || Cause::PeerGone { rank: 1, reason: "rank 1 is gone".into() };
+    assert_eq!(desk.says(0, at(6), gone()), [Action::Abort { generation: 1 }]);
+    let out = desk.exits(1);
+    assert!(matches!(&out[0], Action::Tell(t) if t.kind == "exit" && t.rank == Some(1)), "{out:?}");
+    assert_eq!(desk.policy.recoveries(), 1);
+    formed(&desk.on(Input::Ready { process: Process(2) }));
+    desk.load(6);
+    // A link that is cut has no death that would tell.
+    desk.says(0, at(6), gone());
+    let out = desk.says(2, at(6), Cause::PeerGone { rank: 0, reason: "rank 0 is gone".into() });
+    assert!(out.iter().any(|a| matches!(a, Action::Tell(t) if t.kind == "peer gone")), "{out:?}");
+    assert_eq!(desk.policy.recoveries(), 2);
+}

@@ -37,6 +37,12 @@ impl Policy {
 
     /// All members of the ended world are heard: from which step do they go on, and who is believed.
     fn settle(&mut self, now: u64) {
+        if let Some((kind, process, detail)) = self.suspicion.take().filter(|_| !self.counted) {
+            self.trouble(now, kind, process, detail);
+            if self.phase == Phase::Ended {
+                return;
+            }
+        }
         let members = self.members();
         let doing: Vec<_> = members.iter().map(|p| self.hosts.doing(*p).clone()).collect();
         let failed = |d: &Doing| matches!(d, Doing::Failed(..));
@@ -207,6 +213,7 @@ impl Policy {
         let world = World { generation, processes, run_toml, layout, origin };
         self.world = Some((world.clone(), run));
         self.phase = Phase::Running;
+        (self.counted, self.suspicion) = (false, None);
         self.connected.clear();
         self.loaded.clear();
         (self.formed_at, self.progress_at, self.dumped_at) = (now, now, None);

@@ -66,6 +66,10 @@ pub struct Policy {
     /// Troubles without a culprit at a step: they are replayed, but not for ever.
     replays: BTreeMap<(u64, String), usize>,
     troubles: u64,
+    /// A trouble of the world of the moment stands in `recoveries`.
+    counted: bool,
+    /// What a rank said of a peer that has not said anything itself.
+    suspicion: Option<(&'static str, Option<Process>, String)>,
     stopping: bool,
     out: Vec<Decision>,
 }
@@ -113,6 +117,8 @@ impl Policy {
             recoveries: VecDeque::new(),
             replays: BTreeMap::new(),
             troubles: 0,
+            counted: false,
+            suspicion: None,
             stopping: false,
             out: Vec::new(),
         }
@@ -258,13 +264,7 @@ impl Policy {
         let trouble =
             Trouble { id: self.troubles, kind: kind.into(), rank, host, step: self.committed, detail: detail.clone() };
         self.act(Action::Tell(trouble), detail.clone());
-        if self.phase != Phase::Running {
-            return;
-        }
-        let window = 1000 * self.guard.restarts_window_s;
-        self.recoveries.push_back(now);
-        self.recoveries.retain(|at| at + window > now);
-        if self.recoveries.len() > self.guard.restarts_max {
+        if !std::mem::replace(&mut self.counted, true) && self.spent(now) {
             let (n, seconds) = (self.guard.restarts_max, self.guard.restarts_window_s);
             let who = rank.map_or(String::new(), |rank| format!("rank {rank} ended without finishing: "));
             let budget = match n {
@@ -273,7 +273,17 @@ impl Policy {
             };
             return self.stop(BUDGET_SPENT, format!("{who}{detail}; {budget}"));
         }
-        self.end_world(now, &detail);
+        if self.phase == Phase::Running {
+            self.end_world(now, &detail);
+        }
+    }
+
+    /// One more recovery in the window; true if it is one too many.
+    fn spent(&mut self, now: u64) -> bool {
+        let window = 1000 * self.guard.restarts_window_s;
+        self.recoveries.push_back(now);
+        self.recoveries.retain(|at| at + window > now);
+        self.recoveries.len() > self.guard.restarts_max
     }
 
     fn end_world(&mut self, now: u64, reason: &str) {
@@ -294,8 +304,7 @@ impl Policy {
             self.note_failure(now, process);
             if matches!(was, Doing::Starting(_)) {
                 // Never came up: this too is a recovery, or it would be tried for ever.
-                self.recoveries.push_back(now);
-                if self.recoveries.len() > self.guard.restarts_max {
+                if self.spent(now) {
                     return self.stop(BUDGET_SPENT, format!("{process} ended before it was ready: {how}"));
                 }
             }
@@ -369,9 +378,15 @@ impl Policy {
         let me = self.rank(process).unwrap_or(0);
         match cause {
             Cause::Aborted => self.end_world(now, "a member left"),
-            // Its exit, or its silence, comes by itself.
-            Cause::PeerGone { rank, reason } => self.trouble(now, "peer gone", self.process(rank), reason),
-            Cause::NotConnected { reason } => self.trouble(now, "not connected", None, reason),
+            // Its exit, or its silence, comes by itself and says more.
+            Cause::PeerGone { rank, reason } => {
+                self.suspicion = Some(("peer gone", self.process(rank), reason.clone()));
+                self.end_world(now, &reason);
+            }
+            Cause::NotConnected { reason } => {
+                self.suspicion = Some(("not connected", None, reason.clone()));
+                self.end_world(now, &reason);
+            }
             Cause::Deadline { rank, reason } => {
                 let detail = format!("{} waited too long for {}: {reason}", named(me), named(rank));
                 self.trouble(now, "deadline", self.process(rank), detail);
