@@ -21,6 +21,8 @@ use crate::wire::{Assignment, FromRank, ToRank};
 
 /// Least time between two [`Input::Working`]s.
 const WORKING_MS: u64 = 500;
+/// Ranks that have not said where they stand after this time are judged without it.
+const ANSWER_MS: u64 = 1_000;
 
 /// What `train` knows and the controller does not.
 pub trait Trade: Send {
@@ -75,6 +77,8 @@ pub struct Controller<'a> {
     worked_at: u64,
     addresses: BTreeMap<Process, String>,
     flights: Option<Vec<Option<serde_json::Value>>>,
+    /// Since when they are asked for.
+    asked_at: u64,
     /// Processes that were sent away: their words count no more.
     sent_away: std::collections::HashSet<Process>,
     repairs: Repairs,
@@ -106,6 +110,7 @@ impl<'a> Controller<'a> {
             worked_at: 0,
             addresses: BTreeMap::new(),
             flights: None,
+            asked_at: 0,
             sent_away: Default::default(),
             repairs: Repairs::default(),
             end: None,
@@ -208,6 +213,9 @@ impl<'a> Controller<'a> {
         for (process, age_ms) in silent {
             self.signs.remove(&process);
             self.feed(Input::Silent { process, age_ms, stopped: false }, agents, observe);
+        }
+        if self.flights.is_some() && now > self.asked_at + ANSWER_MS {
+            self.judge(agents, observe);
         }
         self.feed(Input::Tick, agents, observe);
         if let Some(why) = self.journal.broken() {
@@ -384,10 +392,15 @@ impl<'a> Controller<'a> {
         let (Some(rank), Some(flights)) = (self.rank(process), &mut self.flights) else { return };
         flights[rank] = Some(flight);
         if flights.iter().all(Option::is_some) {
-            let flights = self.flights.take().unwrap_or_default();
-            let (ranks, reason) = self.trade.verdict(self.policy.run(), &flights);
-            self.feed(Input::Verdict { ranks, reason }, agents, observe);
+            self.judge(agents, observe);
         }
+    }
+
+    /// Who holds the others up, by what was answered.
+    fn judge(&mut self, agents: &mut dyn Agents, observe: &mut dyn FnMut(&Event)) {
+        let Some(flights) = self.flights.take() else { return };
+        let (ranks, reason) = self.trade.verdict(self.policy.run(), &flights);
+        self.feed(Input::Verdict { ranks, reason }, agents, observe);
     }
 
     /// Tells the policy, writes it down, does what it answers.
@@ -444,6 +457,7 @@ impl<'a> Controller<'a> {
             Action::Dump { generation } => {
                 tell(format!("ask every rank of world {generation} where it stands"), observe);
                 self.flights = Some(vec![None; self.members().len()]);
+                self.asked_at = self.now();
                 self.members().iter().for_each(|p| agents.say(*p, &ToRank::Dump));
             }
             Action::Evict { host } => tell(format!("place nothing on host {host} any more"), observe),

@@ -163,6 +163,11 @@ impl RunFolder {
         }
     }
 
+    /// Where flight records are, a folder per hang.
+    pub fn flights(&self) -> PathBuf {
+        self.path.join("flight")
+    }
+
     fn io(&self, what: &'static str, name: &str) -> impl FnOnce(std::io::Error) -> TrainError {
         let path = self.path.join(name);
         move |source| TrainError::Io { what, path, source }

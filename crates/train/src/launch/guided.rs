@@ -14,6 +14,7 @@ use fabric::FabricOptions;
 use policy::Laws;
 use spec::Run;
 
+use super::flight;
 use super::reload::{Change, Desk};
 use super::wire::JobSpec;
 use super::{POLL, Request, RunFolder, prove};
@@ -27,6 +28,8 @@ use crate::recover;
 pub(super) struct Knowledge {
     /// Cores that this process may use.
     pub allowed: Vec<usize>,
+    /// Where flight records go.
+    pub flights: PathBuf,
 }
 
 struct StateLaws;
@@ -57,14 +60,12 @@ impl Trade for Knowledge {
     }
 
     fn verdict(&self, _: &Run, flights: &[Option<serde_json::Value>]) -> (Vec<u32>, String) {
-        let work: Vec<_> = flights.iter().map(|f| f.as_ref().and_then(|f| f["work"].as_u64())).collect();
-        let least = work.iter().min().copied().flatten();
-        let behind: Vec<u32> = (0..).zip(&work).filter(|(_, w)| **w == least).map(|(rank, _)| rank).collect();
-        if behind.len() == 1 {
-            (behind.clone(), format!("rank {} has run the fewest instructions, the others wait", behind[0]))
-        } else {
-            (Vec::new(), "all ranks wait, and several are equally far".into())
+        let verdict = observe::hang::of_answers(flights);
+        let mut reason = verdict.to_string().replace('\n', "; ");
+        if let Some(folder) = flight::save(&self.flights, flights) {
+            reason += &format!("; `lockstep diagnose {}` says it again", folder.display());
         }
+        (verdict.culprits.iter().map(|culprit| culprit.rank).collect(), reason)
     }
 }
 
@@ -97,7 +98,7 @@ pub(super) fn supervise(guided: &Guided, observe: &mut dyn FnMut(&Event)) -> Res
         faults: injection.faults.clone(),
         began: *began,
     };
-    let trade = Knowledge { allowed: pin::allowed() };
+    let trade = Knowledge { allowed: pin::allowed(), flights: folder.flights() };
     let io = |source| TrainError::Io { what: "cannot write", path: journal.clone(), source };
     let mut agents = LocalAgent::new(request.program.clone(), run.layout.world() + run.guard.spares);
     let mut controller = Controller::new(&config, &trade).map_err(io)?;

@@ -3,6 +3,7 @@
 //! The parent is not in the data path. It checks everything first, writes nothing before that,
 //! and hands every event to the caller.
 
+mod flight;
 mod folder;
 mod guided;
 mod profile;
