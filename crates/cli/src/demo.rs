@@ -1,4 +1,6 @@
-//! `lockstep demo`: one run, three layouts, one digest.
+//! `lockstep demo`: one run, three layouts, then one of them struck while it runs; one digest.
+
+mod struck;
 
 use std::io::Write;
 use std::path::{Path, PathBuf};
@@ -52,7 +54,7 @@ pub fn run(args: &Args) -> Result<u8, TrainError> {
     let reference = load(args, &[])?;
     let data = Dataset::open(&reference.data, reference.train.seq, None)?;
     line(&format!(
-        "lockstep demo: {} parameters, {} steps of {} tokens, three times; everything goes to {}",
+        "lockstep demo: {} parameters, {} steps of {} tokens, four times; everything goes to {}",
         spec::tensors::parameters(&reference.model),
         reference.train.steps,
         reference.tokens_per_step(),
@@ -62,9 +64,14 @@ pub fn run(args: &Args) -> Result<u8, TrainError> {
     let mut all = Vec::new();
     for (number, (name, sets)) in LAYOUTS.iter().enumerate() {
         let run = load(args, sets)?;
-        line(&format!("\n[{} of {}] {name}: {}", number + 1, LAYOUTS.len(), run.layout));
-        all.push(one(name, run, folder.join(format!("{}-{}", number + 1, name.replace(' ', "-"))))?);
+        line(&format!("\n[{} of {}] {name}: {}", number + 1, LAYOUTS.len() + 1, run.layout));
+        let folder = folder.join(format!("{}-{}", number + 1, name.replace(' ', "-")));
+        all.push(one(name, &request(run, folder)?, &mut |_| {})?);
     }
+    let run = load(args, LAYOUTS[1].1)?;
+    line(&format!("\n[{0} of {0}] {1}: {2}", LAYOUTS.len() + 1, struck::NAME, run.layout));
+    let folder_struck = folder.join(format!("{}-struck", LAYOUTS.len() + 1));
+    all.push(struck::run(request(run, folder_struck)?)?);
     line("");
     compare_with_compressors(&data, &all[0].summary);
     if let Some(floor) = data.floor_bits_per_byte() {
@@ -79,9 +86,9 @@ fn load(args: &Args, layout: &[&str]) -> Result<Run, TrainError> {
     Ok(Run::parse(RUN, "the demo's run file", &sets, crate::cores())?)
 }
 
-fn one(name: &'static str, run: Run, folder: PathBuf) -> Result<Ran, TrainError> {
+fn request(run: Run, folder: PathBuf) -> Result<Request, TrainError> {
     let digest_every = run.train.steps.div_ceil(4);
-    let request = Request {
+    Ok(Request {
         run,
         simd: Simd::detect(),
         folder,
@@ -91,7 +98,11 @@ fn one(name: &'static str, run: Run, folder: PathBuf) -> Result<Ran, TrainError>
         stop: Arc::new(AtomicBool::new(false)),
         program: own_binary()?,
         inject: String::new(),
-    };
+    })
+}
+
+/// Runs one; `also` sees each event after it was shown.
+fn one(name: &'static str, request: &Request, also: &mut dyn FnMut(&Event)) -> Result<Ran, TrainError> {
     let mut hashes = Vec::new();
     let mut pids = Vec::new();
     let world = request.run.layout.world();
@@ -118,7 +129,11 @@ fn one(name: &'static str, run: Run, folder: PathBuf) -> Result<Ran, TrainError>
         Event::CheckpointFailed { reason, .. } => line(&format!("  checkpoint failed: {reason}")),
         _ => {}
     };
-    let summary = launch::train(&request, &mut observe)?;
+    let mut observe = |event: &Event| {
+        observe(event);
+        also(event);
+    };
+    let summary = launch::train(request, &mut observe)?;
     line(&format!("  digest {}", summary.digest));
     Ok(Ran { name, summary, hashes })
 }
@@ -167,7 +182,7 @@ fn verdict(all: &[Ran], began: Instant) -> u8 {
     }
     let seconds = began.elapsed().as_secs_f64();
     let Some(other) = all.iter().find(|r| r.summary.digest != all[0].summary.digest) else {
-        line(&format!("equal: the layout does not touch the numbers ({seconds:.0} s)"));
+        line(&format!("equal: neither the layout nor what strikes a run touches the numbers ({seconds:.0} s)"));
         return 0;
     };
     let differs = all[0].hashes.iter().zip(&other.hashes).find(|(a, b)| a != b);
