@@ -185,7 +185,7 @@ fn a_step_is_applied_by_all_or_by_none() {
 #[test]
 fn a_rank_that_dies_or_stands_still_anywhere_is_replaced() {
     struck(&["layout.dp=2"], 2, 1, FaultKind::Kill);
-    let ends = struck(&["layout.dp=2", "layout.exchange_timeout_ms=1500"], 2, 0, FaultKind::Stop);
+    let ends = struck(&["layout.dp=2", "layout.exchange_timeout_ms=3000"], 2, 0, FaultKind::Stop);
     assert!(matches!(ends[1], Some((_, Cause::Deadline { rank: 0, .. }))), "{ends:?}");
 }
 

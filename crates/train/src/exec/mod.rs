@@ -314,7 +314,7 @@ impl<'a> Executor<'a> {
                 }
                 Strike::Message(number) => self.comm.endpoint.inject(fabric::Fault::FlipPayloadBit(number)),
                 Strike::Lose => self.comm.endpoint.inject(fabric::Fault::Lose),
-                Strike::Partition(_) => self.comm.endpoint.inject(fabric::Fault::Lose),
+                Strike::Partition(peer) => self.comm.endpoint.partition(peer),
             }
         }
     }
