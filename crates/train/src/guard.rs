@@ -75,7 +75,8 @@ fn name(state: &ChunkState, i: usize) -> String {
             if i < before + count {
                 let first = range.start + (i - before) * STATE_CHUNK;
                 let at = first..(first + STATE_CHUNK).min(range.end);
-                let tensors: Vec<_> = state.pieces(&at).map(|(held, ..)| held.tensor.name.as_str()).collect();
+                let touches = |held: &&crate::state::Held| held.at.start < at.end && at.start < held.at.end;
+                let tensors: Vec<_> = state.held.iter().filter(touches).map(|held| held.tensor.name.as_str()).collect();
                 return format!("{kind} of {}", tensors.join(", "));
             }
             before += count;
