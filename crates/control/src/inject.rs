@@ -95,6 +95,14 @@ impl Injection {
                     world - 1
                 ));
             }
+            let every = run.guard.recompute_every;
+            if fault.kind == FaultKind::FlipGradient && (every == 0 || fault.step % every != 0) {
+                let step = fault.step;
+                return Err(format!(
+                    "--inject: nobody would notice {fault}: guard.recompute_every = {every} computes no gradient of step {step} \
+                     twice; set it to 1, or to a divisor of {step}"
+                ));
+            }
             if matches!(fault.kind, FaultKind::Partition { .. }) && peer == fault.rank {
                 return Err(format!("--inject: {fault} can never strike: a rank sends nothing to itself"));
             }

@@ -115,7 +115,8 @@ impl Repairs {
         for struck in &mut self.struck {
             struck.repaired |= step >= struck.fault.step && struck.detected;
             // It shows in nothing but the time of steps.
-            struck.repaired |= step >= struck.fault.step && !struck.fault.kind.shows();
+            let only_slow = !struck.fault.kind.shows() && struck.fault.kind != FaultKind::FlipGradient;
+            struck.repaired |= step >= struck.fault.step && only_slow;
         }
         let formed = |a: &mut Anatomy| a.loaded.is_some() || a.placed.is_some();
         for anatomy in self.open.iter_mut().filter_map(|a| formed(a).then_some(a)) {
@@ -133,7 +134,8 @@ impl Repairs {
 
     /// The rank repaired it by itself: it computed the step again.
     pub fn replayed(&mut self, step: u64) {
-        let mine = |s: &&mut Struck| !s.detected && s.fault.step <= step;
+        let in_passing = |kind| matches!(kind, FaultKind::Nan | FaultKind::FlipGradient);
+        let mine = |s: &&mut Struck| !s.detected && s.fault.step <= step && in_passing(s.fault.kind);
         if let Some(struck) = self.struck.iter_mut().find(mine) {
             struck.detected = true;
         }
@@ -174,7 +176,7 @@ impl Repairs {
 }
 
 impl FaultKind {
-    /// It must be noticed; what is only slow is a matter of diagnosis, and a flipped bit of a gradient of recomputation.
+    /// It ends a world; what is only slow is a matter of diagnosis, and a flipped bit of a gradient is computed away.
     pub fn shows(&self) -> bool {
         !matches!(self, Self::Slow { .. } | Self::FlipGradient | Self::DiskFull)
     }

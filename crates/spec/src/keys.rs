@@ -167,6 +167,7 @@ keys! {
     "guard.evict_after" Int "3" false "failures of a host within the window after which it gets no ranks, if there are other hosts";
     "guard.respawn_after_ms" Int "0" false "how long the place of a process that died stays empty, the others going on without it; 0: a new one is started at once";
     "guard.hash_state" Bool "true" false "each rank hashes what it wrote, and looks again before the next step is committed: a bit that changed in memory is found";
+    "guard.recompute_every" Int "0" false "steps between those whose gradients are computed twice, by which a bit that flips on the way is found and its rank named; 0: never";
     "cluster.ranks_per_host" Int "" false "ranks that share a host; unset: all";
 }
 

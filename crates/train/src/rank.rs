@@ -21,7 +21,7 @@ use crate::best::Best;
 use crate::buffers::{LossSum, Tokens};
 use crate::corpus::Corpus;
 use crate::error::TrainError;
-use crate::exec::{Executor, Outcome, Recorder};
+use crate::exec::{Executor, Outcome, Recheck, Recorder};
 use crate::fault::Faults;
 use crate::launch::{Profiling, write_record};
 use crate::load::expert_load;
@@ -40,6 +40,9 @@ pub use world::{Ended, Ending, Pulse, Remains, Said, Start};
 const FINAL_CHECKPOINT_TRIES: u32 = 5;
 /// Pause between these tries.
 const FINAL_CHECKPOINT_PAUSE: Duration = Duration::from_millis(500);
+
+/// Passes over one step before its gradients are given up: see [`Recheck`].
+const RECHECK_PASSES_MAX: u32 = 4;
 
 /// What a rank is given.
 pub struct Job {
@@ -207,7 +210,7 @@ impl RankRun<'_> {
     fn remains(&mut self) -> Remains {
         let executor = &mut self.executor;
         let decided = executor.verdict.take();
-        let voted = decided.as_ref().filter(|verdict| verdict.decision.finite).map_or(0, |verdict| verdict.step);
+        let voted = decided.as_ref().filter(|verdict| verdict.decision.commit).map_or(0, |verdict| verdict.step);
         let step = self.step.max(voted);
         let corrupt = executor.guard.check(executor.ctx, executor.states());
         Remains {
@@ -300,15 +303,35 @@ impl RankRun<'_> {
         if let Some(recorder) = self.executor.recorder.as_mut().filter(|_| profiled) {
             recorder.begin(step, began, waited_ns);
         }
-        let mut run_once = || match self.executor.run(&self.train, Mode::Train, step, &load)? {
+        let train = &self.train;
+        let run_once = |executor: &mut Executor| match executor.run(train, Mode::Train, step, &load)? {
             Outcome::Step(decision) => Ok(decision),
             Outcome::Eval(_) => Err(TrainError::Internal("a training program gave no decision".into())),
         };
-        let mut decision = run_once()?;
+        let every = run.guard.recompute_every;
+        self.executor.recheck = if every > 0 && step % every == 0 { Recheck::first() } else { Recheck::default() };
+        let mut decision = run_once(&mut self.executor)?;
+        let mut passes = 1;
+        while self.executor.recheck.again() && decision.finite {
+            if passes == RECHECK_PASSES_MAX {
+                let ranks = &self.executor.recheck.differ;
+                return Err(TrainError::Internal(format!(
+                    "the gradients of ranks {ranks:?} in step {step} came out differently in each of {passes} passes"
+                )));
+            }
+            decision = run_once(&mut self.executor)?;
+            passes += 1;
+            let ranks = &self.executor.recheck.differ;
+            if !ranks.is_empty() {
+                let reason = format!("the gradients of ranks {ranks:?} came out differently a second time");
+                self.say(Event::Replayed { step, reason });
+            }
+        }
         if !decision.finite {
             // Nothing was applied. A fault of a machine does not come twice with the same bits.
             let (loss, norm) = (decision.loss, decision.grad_norm);
-            decision = run_once()?;
+            self.executor.recheck = Recheck::default();
+            decision = run_once(&mut self.executor)?;
             let bits = |loss: f64, norm: f64| (loss.to_bits(), norm.to_bits());
             let same = bits(loss, norm) == bits(decision.loss, decision.grad_norm);
             let came = if same { "the same came of it" } else { "it came out otherwise" };

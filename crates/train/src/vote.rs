@@ -19,6 +19,8 @@ pub struct Ballot {
     pub stop: bool,
     /// Its state is not what it wrote after the last step.
     pub corrupt: bool,
+    /// Its gradients are not those of the pass before.
+    pub differs: bool,
     /// Loss sums of the leaves whose loss this rank speaks for.
     pub losses: Vec<(Leaf, LossSum)>,
     /// Sums of squares: (tensor, slice, first state chunk, one sum per state chunk).
@@ -36,7 +38,7 @@ impl Ballot {
     pub fn encode(&self) -> Vec<u8> {
         let mut out = Vec::new();
         let mut put = |n: u64| out.extend(n.to_le_bytes());
-        put(u64::from(self.stop) | u64::from(self.corrupt) << 1);
+        put(u64::from(self.stop) | u64::from(self.corrupt) << 1 | u64::from(self.differs) << 2);
         put(self.losses.len() as u64);
         for (leaf, sum) in &self.losses {
             [leaf.cell as u64, leaf.mb as u64, sum.nats.to_bits(), sum.tokens, sum.bytes]
@@ -74,7 +76,8 @@ impl Ballot {
         let mut words = bytes.chunks_exact(8).map(|w| u64::from_le_bytes(w.try_into().expect("eight bytes")));
         let mut next = || words.next().ok_or_else(short);
         let flags = next()?;
-        let mut ballot = Self { stop: flags & 1 != 0, corrupt: flags & 2 != 0, ..Self::default() };
+        let mut ballot =
+            Self { stop: flags & 1 != 0, corrupt: flags & 2 != 0, differs: flags & 4 != 0, ..Self::default() };
         for _ in 0..next()? {
             let leaf = Leaf { cell: next()? as usize, mb: next()? as usize };
             let sum = LossSum { nats: f64::from_bits(next()?), tokens: next()?, bytes: next()? };
@@ -112,6 +115,8 @@ pub struct Tally {
     pub stop: bool,
     /// The ranks whose state is not what they wrote.
     pub corrupt: Vec<u32>,
+    /// The ranks whose gradients are not those of the pass before.
+    pub differ: Vec<u32>,
     /// Auxiliary loss of every unit, weighted by its tokens with a target and summed; without its coefficient.
     pub aux: f64,
     /// Rows of each expert, by layer; empty without experts.
@@ -144,9 +149,10 @@ pub fn tally(ballots: &[Ballot], grid: &Grid, tensors: &[Tensor]) -> Result<Tall
     }
     let loss = LossSum { nats: sum_f64(&cells), tokens: tokens_bytes.0, bytes: tokens_bytes.1 };
     let stop = ballots.iter().any(|b| b.stop);
-    let corrupt = (0..).zip(ballots).filter(|(_, ballot)| ballot.corrupt).map(|(rank, _)| rank).collect();
+    let ranks = |of: fn(&Ballot) -> bool| (0..).zip(ballots).filter(|(_, b)| of(b)).map(|(rank, _)| rank).collect();
+    let (corrupt, differ) = (ranks(|b| b.corrupt), ranks(|b| b.differs));
     let squares = squares(ballots, grid, tensors)?;
-    Ok(Tally { loss, squares, stop, corrupt, aux: 0.0, loads: Vec::new(), copies: 0 })
+    Ok(Tally { loss, squares, stop, corrupt, differ, aux: 0.0, loads: Vec::new(), copies: 0 })
 }
 
 /// [`tally`] of a training step, with what the routers report.
@@ -237,8 +243,10 @@ pub struct Decision {
     pub grad_norm: f64,
     /// Factor on the summed gradient: 1 / tokens, and the clip.
     pub grad_scale: f32,
-    /// Loss and norm are finite: commit.
+    /// Loss and norm are finite.
     pub finite: bool,
+    /// The step is applied: it is finite, and not to be computed again.
+    pub commit: bool,
     /// Stop after this step.
     pub stop: bool,
     /// Mean auxiliary loss of the experts, without its coefficient; not part of `loss`.
@@ -252,11 +260,13 @@ pub fn decide(tally: &Tally, train: &TrainConfig) -> Decision {
     let loss = tally.loss.nats / tokens;
     let grad_norm = tally.squares.sqrt() / tokens;
     let clip = if train.clip > 0.0 { (train.clip / (grad_norm + 1e-6)).min(1.0) } else { 1.0 };
+    let finite = loss.is_finite() && grad_norm.is_finite();
     Decision {
         loss,
         grad_norm,
         grad_scale: (clip / tokens) as f32,
-        finite: loss.is_finite() && grad_norm.is_finite(),
+        finite,
+        commit: finite && tally.differ.is_empty(),
         stop: tally.stop,
         aux: tally.aux / tokens,
     }

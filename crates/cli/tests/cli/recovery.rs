@@ -153,6 +153,16 @@ fn every_kind_of_fault_is_survived() {
 }
 
 #[test]
+fn a_flipped_bit_of_a_gradient_is_computed_away_where_gradients_are_computed_twice() {
+    for layout in [&FOUR[..], &["layout.dp=2", "layout.zero=1"]] {
+        let out = injected("flip:1@8:gradient", 0, &[layout, &["guard.recompute_every=4"]].concat());
+        assert!(out.stdout.contains("\nstep 8 replayed: the gradients of ranks [1] came out differently"), "{out}");
+    }
+    let refused = Lab::new().train("out", &["--inject", "flip:1@9:gradient"], &["layout.dp=2", "guard.recompute_every=4"]);
+    refused.expect(2).says(&["nobody would notice flip:1@9:gradient", "guard.recompute_every = 4"]);
+}
+
+#[test]
 fn many_faults_in_one_run() {
     injected("kill:1@7,stop:2@12,nan:0@15,flip:3@17", 3, &FOUR);
     injected("kill:1@7,kill:0@12,kill:1@18", 3, &["layout.dp=2", "layout.transport=tcp"]);

@@ -85,7 +85,8 @@ impl Executor<'_> {
                 let began = std::time::Instant::now();
                 let corrupt = mode == Mode::Train && !self.guard.check(self.ctx, self.states()).is_empty();
                 self.counts.guard += began.elapsed();
-                let ballot = Ballot { corrupt, ..self.fill_ballot(mode) }.encode();
+                let differs = mode == Mode::Train && self.recheck.differs();
+                let ballot = Ballot { corrupt, differs, ..self.fill_ballot(mode) }.encode();
                 if mode == Mode::Train {
                     self.prepared = Some(self.step);
                 }

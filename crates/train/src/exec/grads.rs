@@ -59,6 +59,7 @@ impl Executor<'_> {
         if let Some((_, first)) = nodes.first_mut() {
             self.faults.spoil(first);
         }
+        nodes.iter().for_each(|(_, data)| self.recheck.see(data));
         let group = &self.comm.dp;
         let sum = if group.len() == 1 {
             let sum = nodes.pop().map(|(_, data)| data).ok_or_else(|| unhosted(instr))?;

@@ -4,6 +4,7 @@ mod ballot;
 mod exchange;
 mod experts;
 mod grads;
+mod recheck;
 mod record;
 mod routers;
 mod verdict;
@@ -31,6 +32,7 @@ use crate::segments::{self, Env};
 use crate::state::ChunkState;
 use crate::vote::{self, Decision};
 
+pub use recheck::Recheck;
 pub use record::Recorder;
 pub use verdict::Verdict;
 
@@ -77,6 +79,8 @@ pub struct Executor<'a> {
     pub capture: Option<Vec<crate::eval::Captured>>,
     /// Writes down when instructions run, if that is wanted.
     pub recorder: Option<Recorder>,
+    /// Compares passes over one step, if that is wanted.
+    pub recheck: Recheck,
     /// For [`Mutant::StaleShard`]: parameters as they were last gathered.
     stale: HashMap<(usize, Bucket), Vec<f32>>,
     rope: RopeTable,
@@ -151,6 +155,7 @@ impl<'a> Executor<'a> {
             mutant: None,
             capture: None,
             recorder: None,
+            recheck: Recheck::default(),
             stale: HashMap::new(),
             memory: Memory::default(),
             kept: 0,
@@ -279,7 +284,11 @@ impl<'a> Executor<'a> {
                     return Err(TrainError::Corrupt { ranks: tally.corrupt });
                 }
                 tally.loss = mutant::step_loss(self.mutant, tally.loss, &self.memory.losses);
-                self.decision = Some(vote::decide(&tally, &self.run.train));
+                let mut decision = vote::decide(&tally, &self.run.train);
+                if mode == Mode::Train && self.recheck.close(&tally.differ) {
+                    decision.commit = false;
+                }
+                self.decision = Some(decision);
                 (self.loads, self.copies) = (tally.loads, tally.copies);
                 if let (Mode::Train, Some(decision)) = (mode, self.decision) {
                     self.verdict = Some(Verdict { step: self.step, decision, loads: self.loads.clone() });

@@ -22,7 +22,7 @@ pub struct Verdict {
 impl Verdict {
     /// Applies the step to a chunk whose gradients are complete, if that was decided; the gradients are gone then.
     pub fn apply(&self, ctx: &Ctx, run: &Run, state: &mut ChunkState) {
-        if self.decision.finite {
+        if self.decision.commit {
             optim::apply(ctx, &run.train, self.step, &self.decision, state);
             if let Some(moe) = run.model.moe.as_ref().filter(|moe| moe.bias_rate > 0.0) {
                 segments::move_biases(state, &self.loads, moe.bias_rate);
