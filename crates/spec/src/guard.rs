@@ -36,6 +36,9 @@ pub struct Guard {
     pub recompute_every: u64,
 }
 
+/// Most processes that wait.
+const SPARES_MAX: usize = 64;
+
 impl Guard {
     /// How long the place of a process that died stays empty.
     pub fn respawn_after(&self) -> Duration {
@@ -77,6 +80,13 @@ fn law(guard: &Guard) -> Result<(), SpecError> {
             format!("{key} = {value}"),
             format!("{key} is a limit"),
             format!("set it to at least {least}, or leave it unset"),
+        ));
+    }
+    if guard.spares > SPARES_MAX {
+        return Err(SpecError::law(
+            format!("guard.spares = {} processes would be started, to wait", guard.spares),
+            format!("at most {SPARES_MAX} spares"),
+            "set guard.spares to the failures that may come at once, such as 1",
         ));
     }
     let (beat, timeout) = (guard.beat_ms, guard.heartbeat_timeout_ms);

@@ -158,7 +158,8 @@ fn a_flipped_bit_of_a_gradient_is_computed_away_where_gradients_are_computed_twi
         let out = injected("flip:1@8:gradient", 0, &[layout, &["guard.recompute_every=4"]].concat());
         assert!(out.stdout.contains("\nstep 8 replayed: the gradients of ranks [1] came out differently"), "{out}");
     }
-    let refused = Lab::new().train("out", &["--inject", "flip:1@9:gradient"], &["layout.dp=2", "guard.recompute_every=4"]);
+    let refused =
+        Lab::new().train("out", &["--inject", "flip:1@9:gradient"], &["layout.dp=2", "guard.recompute_every=4"]);
     refused.expect(2).says(&["nobody would notice flip:1@9:gradient", "guard.recompute_every = 4"]);
 }
 
