@@ -96,7 +96,7 @@ impl Injection {
                 ));
             }
             let every = run.guard.recompute_every;
-            if fault.kind == FaultKind::FlipGradient && (every == 0 || fault.step % every != 0) {
+            if fault.kind == FaultKind::FlipGradient && !(every > 0 && fault.step.is_multiple_of(every)) {
                 let step = fault.step;
                 return Err(format!(
                     "--inject: nobody would notice {fault}: guard.recompute_every = {every} computes no gradient of step {step} \

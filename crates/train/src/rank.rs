@@ -309,7 +309,8 @@ impl RankRun<'_> {
             Outcome::Eval(_) => Err(TrainError::Internal("a training program gave no decision".into())),
         };
         let every = run.guard.recompute_every;
-        self.executor.recheck = if every > 0 && step % every == 0 { Recheck::first() } else { Recheck::default() };
+        self.executor.recheck =
+            if every > 0 && step.is_multiple_of(every) { Recheck::first() } else { Recheck::default() };
         let mut decision = run_once(&mut self.executor)?;
         let mut passes = 1;
         while self.executor.recheck.again() && decision.finite {
