@@ -178,7 +178,7 @@ fn show_sample(run: &Run, from: &Path) -> Result<(), TrainError> {
 fn verdict(all: &[Ran], began: Instant) -> u8 {
     line("");
     for ran in all {
-        line(&format!("{:<20} digest {}", ran.name, ran.summary.digest));
+        line(&format!("{:<22} digest {}", ran.name, ran.summary.digest));
     }
     let seconds = began.elapsed().as_secs_f64();
     let Some(other) = all.iter().find(|r| r.summary.digest != all[0].summary.digest) else {

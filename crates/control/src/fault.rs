@@ -62,6 +62,7 @@ impl fmt::Display for FaultKind {
             Self::FlipWeight => write!(f, "flip weight"),
             Self::FlipMessage => write!(f, "flip message"),
             Self::FlipGradient => write!(f, "flip gradient"),
+            Self::Slow { factor_percent, steps: u64::MAX } => write!(f, "slow x{}", f64::from(*factor_percent) / 100.0),
             Self::Slow { factor_percent, steps } => {
                 write!(f, "slow x{} for {steps} steps", f64::from(*factor_percent) / 100.0)
             }

@@ -122,7 +122,7 @@ fn random(part: &str, operands: &[&str]) -> Result<Random, String> {
         let number: u64 = digits.parse().map_err(|_| unclear(part))?;
         match key {
             "seed" => random.seed = value.parse().map_err(|_| unclear(part))?,
-            "every" => random.every_ms = number * scale,
+            "every" => random.every_ms = number.checked_mul(scale).ok_or_else(|| unclear(part))?,
             _ => return Err(unclear(part)),
         }
     }
@@ -161,7 +161,7 @@ fn fault(part: &str) -> Option<Fault> {
         }
         "slow" => {
             let (factor, steps) = match tail.strip_prefix('x')?.split_once(':') {
-                Some((factor, steps)) => (factor, steps.parse().ok()?),
+                Some((factor, steps)) => (factor, steps.parse().ok().filter(|n| *n > 0)?),
                 None => (tail.strip_prefix('x')?, u64::MAX),
             };
             let factor: f64 = factor.parse().ok().filter(|f| (1.0..=1000.0).contains(f))?;

@@ -50,6 +50,11 @@ impl Repairs {
             struck.detected = true;
             struck.at
         });
+        // A step that is left for another reason is computed again: what its gradients suffered goes with it.
+        let in_passing = |kind| matches!(kind, FaultKind::Nan | FaultKind::FlipGradient);
+        for struck in self.struck.iter_mut().filter(|s| in_passing(s.fault.kind) && s.fault.step > trouble.step) {
+            struck.detected = true;
+        }
         let whom = trouble.rank.map_or(String::new(), |rank| format!(" of rank {rank}"));
         self.open.push(Anatomy {
             id: trouble.id,

@@ -32,8 +32,8 @@ const PART_LIMIT: Duration = Duration::from_secs(3600);
 const CLOSE_LIMIT: Duration = Duration::from_secs(5);
 /// How often ranks that wait for their writers at the end of a run say so.
 const DRAIN_LOOK: Duration = Duration::from_millis(50);
-/// How long the end of a run waits for the store.
-const STORE_LIMIT: Duration = Duration::from_secs(60);
+/// How long the end of a run waits for the store: less than what is taken for a hang.
+const STORE_LIMIT: Duration = Duration::from_secs(10);
 /// With `checkpoint.every = "auto"`: steps before the first checkpoint, whose cost is not known.
 const FIRST: u64 = 10;
 

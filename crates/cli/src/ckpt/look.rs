@@ -149,6 +149,12 @@ fn verify_one(say: Say, found: &Checkpoint, jobs: Option<usize>) -> u8 {
 
 pub fn diff(say: Say, a: &Path, b: &Path) -> Result<u8, TrainError> {
     let ((first, _), (second, _)) = (open(say, a)?, open(say, b)?);
+    for checkpoint in [&first, &second] {
+        // Equal hashes say nothing of bytes that are not theirs any more.
+        if let Some(problem) = checkpoint.verify_with(crate::cores()).problems.into_iter().next() {
+            return Err(TrainError::BadInput(format!("nothing was compared: {problem}")));
+        }
+    }
     let mut differing = 0;
     let compared = first.diff(&second, &mut |found| {
         differing += 1;

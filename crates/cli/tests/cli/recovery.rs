@@ -164,7 +164,16 @@ fn a_flipped_bit_of_a_gradient_is_computed_away_where_gradients_are_computed_twi
 }
 
 #[test]
+fn shrinking_keeps_who_holds_what_the_others_lack() {
+    for victim in 0..4 {
+        let out = injected(&format!("kill:{victim}@5"), 1, &[&FOUR[..], &["guard.respawn_after_ms=60000"]].concat());
+        assert!(out.stdout.contains("2 of 4 ranks, over the same grid; state of step 4 from"), "{out}");
+    }
+}
+
+#[test]
 fn many_faults_in_one_run() {
+    injected("nan:1@8,kill:2@8", 1, &FOUR);
     injected("kill:1@7,stop:2@12,nan:0@15,flip:3@17", 3, &FOUR);
     injected("kill:1@7,kill:0@12,kill:1@18", 3, &["layout.dp=2", "layout.transport=tcp"]);
 }

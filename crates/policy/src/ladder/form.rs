@@ -176,6 +176,7 @@ impl Policy {
         // Who had a place keeps it, so that its state is where it is needed.
         let mut by_old_rank = available.clone();
         by_old_rank.sort_by_key(|p| (self.rank(*p).is_none(), self.rank(*p), *p));
+        let by_old_rank = self.with_state(&run, by_old_rank);
         for process in by_old_rank {
             match self.rank(process).filter(|_| same) {
                 Some(rank) => places[rank as usize] = Some(process),
@@ -225,6 +226,24 @@ impl Policy {
         if self.stopping {
             self.act(Action::AskStop, "somebody asked the run to stop");
         }
+    }
+
+    /// `processes` without those that `run` has no place for: who goes is who holds nothing that the others lack.
+    fn with_state(&self, run: &Run, mut processes: Vec<Process>) -> Vec<Process> {
+        let Next::Peers(left) = &self.origin else { return processes };
+        let covers = |with: &[Process]| {
+            let holds: Vec<_> = left.holders.iter().map(|h| h.is_some_and(|p| with.contains(&p))).collect();
+            self.laws.covers(&left.run, &holds, run)
+        };
+        let mut at = if covers(&processes) { processes.len() } else { 0 };
+        while processes.len() > run.layout.world() && at > 0 {
+            at -= 1;
+            let gone = processes.remove(at);
+            if !covers(&processes) {
+                processes.insert(at, gone);
+            }
+        }
+        processes
     }
 
     /// More ranks when there are processes for them.

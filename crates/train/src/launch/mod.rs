@@ -115,6 +115,14 @@ pub fn train_mutant(
     let run = &request.run;
     let data = Arc::new(Corpus::open(run)?);
     prove(run)?;
+    if let Some(store) = &run.checkpoint.store {
+        std::fs::create_dir_all(store).map_err(|e| {
+            let store = store.display();
+            TrainError::BadInput(format!(
+                "checkpoint.store: the folder {store} cannot be made ({e}); name one that can"
+            ))
+        })?;
+    }
     let mut notes = data.main.describe();
     for (name, set) in &data.sets {
         let (documents, sequences) = (set.documents(Split::Validation), set.sequences(Split::Validation));
