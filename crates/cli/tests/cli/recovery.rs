@@ -159,8 +159,8 @@ fn a_flipped_bit_of_a_gradient_is_computed_away_where_gradients_are_computed_twi
         assert!(out.stdout.contains("\nstep 8 replayed: the gradients of ranks [1] came out differently"), "{out}");
     }
     let refused =
-        Lab::new().train("out", &["--inject", "flip:1@9:gradient"], &["layout.dp=2", "guard.recompute_every=4"]);
-    refused.expect(2).says(&["nobody would notice flip:1@9:gradient", "guard.recompute_every = 4"]);
+        Lab::new().train("out", &["--inject", "flip:1@3:gradient"], &["layout.dp=2", "guard.recompute_every=4"]);
+    refused.expect(2).says(&["nobody would notice flip gradient of rank 1 in step 3", "guard.recompute_every = 4"]);
 }
 
 #[test]

@@ -211,6 +211,9 @@ impl<'a> Executor<'a> {
                 Op::Load => self.load(unit_of(instr)?, load),
                 _ => self.instruction(instr, mode)?,
             }
+            if mode == Mode::Train && self.guarded && at + 1 == program.instrs.len() {
+                self.remember();
+            }
             let exchange = matches!(instr.op, Op::Collective { .. } | Op::Send { .. } | Op::Recv { .. });
             let mut over = Instant::now();
             if let Some(more) = self.faults.drag(step, over - began).filter(|_| !exchange) {
@@ -224,12 +227,6 @@ impl<'a> Executor<'a> {
             if let Some(recorder) = &mut self.recorder {
                 recorder.mark(over, exchange.then_some(|| self.comm.endpoint.waited_ns()));
             }
-        }
-        if mode == Mode::Train && self.guarded {
-            let began = Instant::now();
-            let hashes = Guard::of(self.ctx, self.states());
-            self.guard = hashes;
-            self.counts.guard += began.elapsed();
         }
         let outcome = match mode {
             Mode::Train => {
@@ -247,6 +244,13 @@ impl<'a> Executor<'a> {
             return Err(TrainError::Internal(format!("values of {left:?} (chunk, unit) were made and never used")));
         }
         Ok(outcome)
+    }
+
+    /// Hashes the state as the step leaves it.
+    fn remember(&mut self) {
+        let began = Instant::now();
+        self.guard = Guard::of(self.ctx, self.states());
+        self.counts.guard += began.elapsed();
     }
 
     /// Runs one instruction; tokens come from [`Executor::load`].

@@ -218,7 +218,7 @@ impl RunFolder {
 
     /// Adds to a death what there is to go on from.
     pub fn advise(&self, error: TrainError) -> TrainError {
-        let spent = |code: i32| code == policy::BUDGET_SPENT;
+        let spent = |code: i32| [policy::BUDGET_SPENT, policy::INTERNAL].contains(&code);
         if !matches!(&error, TrainError::RankDied { .. })
             && !matches!(&error, TrainError::Rank { code, .. } if spent(*code))
         {

@@ -101,7 +101,9 @@ pub fn plan(before: &Run, holders: &[Option<usize>], after: &Run) -> Plan {
         }
     }
     let mut out = Plan::default();
-    let mut given = vec![0; after.layout.world()];
+    // There may be more holders than places, when it is asked who of them is needed.
+    let holding = holders.iter().flatten().map(|now| now + 1).max().unwrap_or(0);
+    let mut given = vec![0; after.layout.world().max(holding)];
     for (to, wanted) in holdings(after).into_iter().enumerate() {
         for (what, mirror, slot) in wants(wanted) {
             let known = sources.get(&(slot.tensor, slot.slice)).map_or(&[][..], Vec::as_slice);
