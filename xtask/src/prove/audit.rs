@@ -315,7 +315,7 @@ mod tests {
             audit(&run, &bad, 0).unwrap().1.join("\n")
         };
         assert!(broken(|f| f.ranks[3].traffic[0].2 += 4).contains("rank 3 bytes on tp"));
-        assert!(broken(|f| f.ranks[4].traffic[8].2 -= 4).contains("rank 4 bytes to the mirror"));
+        assert!(broken(|f| f.ranks[4].traffic[7].2 -= 4).contains("rank 4 bytes to the mirror"));
         assert!(broken(|f| f.ranks[1].traffic[2].2 = 0).contains("rank 1 sent nothing on pp = 2"));
         assert!(broken(|f| f.ranks[0].instructions -= 1).contains("rank 0 instructions"));
         assert!(broken(|f| f.ranks[2].units += 1).contains("rank 2 units"));
