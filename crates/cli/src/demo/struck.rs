@@ -46,7 +46,10 @@ pub fn run(mut request: Request) -> Result<Ran, TrainError> {
             line(&format!("  {text}"));
         }
     };
-    one(NAME, &request, &mut also)
+    let ran = one(NAME, &request, &mut also)?;
+    let parts: Vec<_> = ran.summary.time.iter().map(|(class, s)| format!("{class} {s:.2} s")).collect();
+    line(&format!("  wall {:.2} s = {}", ran.summary.wall, parts.join(" + ")));
+    Ok(ran)
 }
 
 /// Ends a process that this demo has started.
