@@ -142,5 +142,7 @@ pub enum FromRank {
         code: i32,
         /// Why.
         reason: String,
+        /// All ranks have come to the same, and another world would come to it again.
+        alike: bool,
     },
 }

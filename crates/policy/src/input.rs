@@ -201,6 +201,8 @@ pub enum Input {
         code: i32,
         /// Its words.
         reason: String,
+        /// All ranks have come to the same, and another world would come to it again.
+        alike: bool,
     },
     /// A person asks for a stop, with a checkpoint.
     Stop,

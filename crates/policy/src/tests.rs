@@ -314,8 +314,17 @@ fn done_stops_and_words_of_a_rank_are_the_end() {
     assert_eq!(desk.on(Input::Exited { process: Process(0), how: "exit code 0".into() }), []);
     assert_eq!(desk.on(Input::Done { process: Process(1) }), [Action::Stop { code: 0 }]);
     let mut desk = Desk::running(&["layout.dp=2"], 3);
-    let failed = Input::Failed { process: Process(1), code: 2, reason: "no such file".into() };
+    let failed = Input::Failed { process: Process(1), code: 2, reason: "no such file".into(), alike: false };
     assert_eq!(desk.on(failed), [Action::Stop { code: 2 }]);
+}
+
+#[test]
+fn what_all_ranks_came_to_is_not_tried_again() {
+    let mut desk = Desk::running(&["layout.dp=2"], 24);
+    let failed = |p| Input::Failed { process: Process(p), code: INTERNAL, reason: "disk full".into(), alike: true };
+    assert_eq!(desk.on(failed(1)), []);
+    assert_eq!(desk.exits(1), []);
+    assert_eq!(desk.on(failed(0)), [Action::Stop { code: INTERNAL }]);
 }
 
 #[test]

@@ -201,7 +201,7 @@ impl Policy {
             }
             Input::Verdict { ranks, reason } => self.verdict(now, &ranks, &reason),
             Input::Done { process } => self.done(process),
-            Input::Failed { process, code, reason } => self.failed(now, process, code, &reason),
+            Input::Failed { process, code, reason, alike } => self.failed(now, process, code, &reason, alike),
             Input::Stop => {
                 if !std::mem::replace(&mut self.stopping, true) && self.phase == Phase::Running {
                     self.act(Action::AskStop, "somebody asked the run to stop");
@@ -407,11 +407,18 @@ impl Policy {
         }
     }
 
-    fn failed(&mut self, now: u64, process: Process, code: i32, reason: &str) {
+    fn failed(&mut self, now: u64, process: Process, code: i32, reason: &str, alike: bool) {
         let member = self.is_member(process);
         self.hosts.set(process, Doing::Failed(code, reason.into()));
         if code != INTERNAL {
             return self.stop(code, reason);
+        }
+        if alike && member {
+            // The others are about to say the same: their last words are waited for.
+            if self.members().iter().all(|p| matches!(self.hosts.doing(*p), Doing::Failed(..))) {
+                self.stop(code, reason);
+            }
+            return;
         }
         if !member {
             return self.gone(now, process, reason);
