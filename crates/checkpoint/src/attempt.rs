@@ -10,7 +10,6 @@ use std::path::{Path, PathBuf};
 use std::thread::sleep;
 use std::time::{Duration, Instant};
 
-use serde::{Deserialize, Serialize};
 use spec::tensors::Tensor;
 
 use crate::commit::commit_to;
@@ -25,12 +24,8 @@ const WRITING: &str = "writing-";
 /// How often the committer looks for parts.
 const LOOK: Duration = Duration::from_millis(5);
 
-/// The word of a writer.
-#[derive(Debug, Serialize, Deserialize)]
-enum Part {
-    Written(Vec<FileEntry>),
-    Failed(String),
-}
+/// The word of a writer: its files, or why there are none.
+type Part = Result<Vec<FileEntry>, String>;
 
 /// One try at the checkpoint of a step.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -86,7 +81,7 @@ impl Attempt {
             self.free()?;
             write_pieces_to(storage, &self.base(), self.step, tensors, tp, pieces)
         });
-        let left = written.and_then(|files| self.leave(storage, writer, &Part::Written(files)));
+        let left = written.and_then(|files| self.leave(storage, writer, &Ok(files)));
         left.inspect_err(|error| self.fail_to(storage, writer, &error.to_string()))
     }
 
@@ -99,7 +94,7 @@ impl Attempt {
         let path = self.part(writer);
         // Best effort: on a full disk an empty file may still find room, and says as much.
         drop(path.parent().map(|folder| storage.create_dir(folder)));
-        if self.leave(storage, writer, &Part::Failed(reason.into())).is_err() {
+        if self.leave(storage, writer, &Err(reason.into())).is_err() {
             drop(fs::write(&path, ""));
         }
     }
@@ -224,12 +219,9 @@ fn is_attempt(path: &Path) -> bool {
     token.len() == 16 && token.bytes().all(|b| b.is_ascii_hexdigit())
 }
 
-fn parse(bytes: &[u8]) -> Result<Vec<FileEntry>, String> {
+fn parse(bytes: &[u8]) -> Part {
     if bytes.is_empty() {
         return Err("the disk has no room, not even for the reason".into());
     }
-    match serde_json::from_slice(bytes).map_err(|e| format!("its word is unclear: {e}"))? {
-        Part::Written(files) => Ok(files),
-        Part::Failed(reason) => Err(reason),
-    }
+    serde_json::from_slice::<Part>(bytes).map_err(|e| format!("its word is unclear: {e}"))?
 }

@@ -34,7 +34,7 @@ struct Cli {
 
 #[derive(Subcommand)]
 enum Command {
-    /// Train a small model on real text three ways and compare the digests.
+    /// Train a small model on real text three ways, strike a fourth run, and compare the digests.
     Demo(demo::Args),
     /// Train the run in a run file.
     Train(train_cmd::Args),

@@ -174,11 +174,6 @@ impl<'a> Controller<'a> {
         self.policy.world().map_or(&[], |world| &world.processes)
     }
 
-    /// The run under the layout of the moment.
-    pub fn run(&self) -> &Run {
-        self.policy.run()
-    }
-
     /// How the run ended, if it did.
     pub fn end(&self) -> Option<&End> {
         self.end.as_ref()
@@ -307,12 +302,12 @@ impl<'a> Controller<'a> {
                 self.done = Some(done);
                 self.feed(Input::Done { process }, agents, observe);
             }
-            FromRank::Failed { code, reason } => {
+            FromRank::Failed { code, reason, alike } => {
                 self.signs.remove(&process);
                 if let Some(rank) = self.rank(process) {
                     observe(&Event::Failed { rank, code, reason: reason.clone() });
                 }
-                self.feed(Input::Failed { process, code, reason }, agents, observe);
+                self.feed(Input::Failed { process, code, reason, alike }, agents, observe);
             }
         }
     }

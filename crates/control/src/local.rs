@@ -2,7 +2,7 @@
 
 use std::collections::HashMap;
 use std::io::{self, BufRead, BufReader, Write};
-use std::net::{IpAddr, Ipv4Addr};
+use std::net::Ipv4Addr;
 use std::os::unix::process::ExitStatusExt;
 use std::path::PathBuf;
 use std::process::{Child, Command, ExitStatus, Stdio};
@@ -48,7 +48,6 @@ struct Running {
 /// Starts the processes of this machine. Ends them when it is dropped.
 pub struct LocalAgent {
     program: PathBuf,
-    bind: IpAddr,
     running: Arc<Mutex<HashMap<Process, Running>>>,
     tell: Sender<News>,
     news: Receiver<News>,
@@ -67,14 +66,7 @@ impl LocalAgent {
         drop(tell.send(News::Joined { host: HOST.into(), slots }));
         let running: Arc<Mutex<HashMap<Process, Running>>> = Arc::default();
         watch(Arc::downgrade(&running), tell.clone());
-        Self { program, bind: Ipv4Addr::LOCALHOST.into(), running, tell, news, memory: Vec::new() }
-    }
-
-    /// Ranks listen on this address.
-    #[must_use]
-    pub fn bind(mut self, address: IpAddr) -> Self {
-        self.bind = address;
-        self
+        Self { program, running, tell, news, memory: Vec::new() }
     }
 
     /// From now on at most so many processes at once.
@@ -238,7 +230,7 @@ impl Agents for LocalAgent {
             self.memory.insert(0, world);
             spec
         } else {
-            FabricSpec::Tcp { token: token()?, bind: self.bind }
+            FabricSpec::Tcp { token: token()?, bind: Ipv4Addr::LOCALHOST.into() }
         };
         Ok(vec![spec; processes.len()])
     }

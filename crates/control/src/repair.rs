@@ -27,7 +27,6 @@ pub struct Repairs {
     connected: BTreeSet<Process>,
     loaded: BTreeSet<Process>,
     struck: Vec<Struck>,
-    done: usize,
     /// What cannot be: a world that went on before the last committed step, although its state had living holders.
     broken: Vec<String>,
 }
@@ -51,8 +50,8 @@ impl Repairs {
             struck.at
         });
         // A step that is left for another reason is computed again: what its gradients suffered goes with it.
-        let in_passing = |kind| matches!(kind, FaultKind::Nan | FaultKind::FlipGradient);
-        for struck in self.struck.iter_mut().filter(|s| in_passing(s.fault.kind) && s.fault.step > trouble.step) {
+        let spoilt = |s: &&mut Struck| s.fault.kind.spoils_gradients() && s.fault.step > trouble.step;
+        for struck in self.struck.iter_mut().filter(spoilt) {
             struck.detected = true;
         }
         let whom = trouble.rank.map_or(String::new(), |rank| format!(" of rank {rank}"));
@@ -120,8 +119,8 @@ impl Repairs {
         for struck in &mut self.struck {
             struck.repaired |= step >= struck.fault.step && struck.detected;
             // It shows in nothing but the time of steps.
-            let only_slow = !struck.fault.kind.shows() && struck.fault.kind != FaultKind::FlipGradient;
-            struck.repaired |= step >= struck.fault.step && only_slow;
+            let passes = !struck.fault.kind.shows() && !struck.fault.kind.spoils_gradients();
+            struck.repaired |= step >= struck.fault.step && passes;
         }
         let formed = |a: &mut Anatomy| a.loaded.is_some() || a.placed.is_some();
         for anatomy in self.open.iter_mut().filter_map(|a| formed(a).then_some(a)) {
@@ -133,14 +132,12 @@ impl Repairs {
         let (done, open) = std::mem::take(&mut self.open).into_iter().partition(|a| a.caught_up.is_some());
         self.open = open;
         let done: Vec<Anatomy> = done;
-        self.done += done.len();
         done.into_iter().map(|a| Event::Recovery(Box::new(a))).collect()
     }
 
     /// The rank repaired it by itself: it computed the step again.
     pub fn replayed(&mut self, step: u64) {
-        let in_passing = |kind| matches!(kind, FaultKind::Nan | FaultKind::FlipGradient);
-        let mine = |s: &&mut Struck| !s.detected && s.fault.step <= step && in_passing(s.fault.kind);
+        let mine = |s: &&mut Struck| !s.detected && s.fault.step <= step && s.fault.kind.spoils_gradients();
         if let Some(struck) = self.struck.iter_mut().find(mine) {
             struck.detected = true;
         }
@@ -157,11 +154,6 @@ impl Repairs {
     pub fn checkpoint_written(&mut self) {
         let full = |s: &&mut Struck| s.detected && s.fault.kind == FaultKind::DiskFull;
         self.struck.iter_mut().filter(full).for_each(|s| s.repaired = true);
-    }
-
-    /// Recoveries so far.
-    pub fn count(&self) -> usize {
-        self.done
     }
 
     /// The run is over and well; were all faults that struck seen and repaired?
@@ -184,6 +176,11 @@ impl FaultKind {
     /// It ends a world; what is only slow is a matter of diagnosis, and a flipped bit of a gradient is computed away.
     pub fn shows(&self) -> bool {
         !matches!(self, Self::Slow { .. } | Self::FlipGradient | Self::DiskFull)
+    }
+
+    /// It is over when the step is computed again.
+    fn spoils_gradients(self) -> bool {
+        matches!(self, Self::Nan | Self::FlipGradient)
     }
 }
 

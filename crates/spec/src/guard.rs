@@ -1,7 +1,5 @@
 //! `[guard]`: the limits by which failures are noticed and answered. None of them changes a number of the run.
 
-use std::time::Duration;
-
 use crate::error::SpecError;
 use crate::runfile::Values;
 
@@ -38,13 +36,6 @@ pub struct Guard {
 
 /// Most processes that wait.
 const SPARES_MAX: usize = 64;
-
-impl Guard {
-    /// How long the place of a process that died stays empty.
-    pub fn respawn_after(&self) -> Duration {
-        Duration::from_millis(self.respawn_after_ms)
-    }
-}
 
 pub(crate) fn guard(values: &Values) -> Result<Guard, SpecError> {
     let ms = |path| values.need(path).map(|n| n as u64);

@@ -44,8 +44,8 @@ pub enum Strike {
     Partition(u32),
 }
 
-/// A number that looks random, of two (splitmix64).
-fn mix(a: u64, b: u64) -> u64 {
+/// A number that looks random, of two (SplitMix64).
+pub(crate) fn mix(a: u64, b: u64) -> u64 {
     let mut x = a.wrapping_mul(0x9e37_79b9_7f4a_7c15).wrapping_add(b).wrapping_add(0x9e37_79b9_7f4a_7c15);
     x = (x ^ (x >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
     x = (x ^ (x >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);

@@ -6,7 +6,6 @@ use checkpoint::{
     Checkpoint, Digest, DigestBuilder, FileEntry, HashPiece, Kind, Meta, PieceRef, Retention, STATE_CHUNK,
 };
 use kernels::NUMERICS_VERSION;
-use serde::{Deserialize, Serialize};
 use spec::Run;
 use spec::tensors::Cut;
 
@@ -61,12 +60,8 @@ pub fn digest(executor: &Executor, cursor: u64) -> Result<Digest, TrainError> {
     Ok(builder.finish(cursor)?)
 }
 
-/// What a rank says after its part of a checkpoint.
-#[derive(Serialize, Deserialize)]
-enum Part {
-    Written(Vec<FileEntry>),
-    Failed(String),
-}
+/// What a rank says after its part of a checkpoint: its files, or why there are none.
+type Part = Result<Vec<FileEntry>, String>;
 
 /// A checkpoint that was written.
 #[derive(Debug, Clone)]
@@ -114,10 +109,9 @@ pub fn save(
     let (endpoint, world) = (&executor.comm.endpoint, &executor.comm.world);
     let first = executor.place.rank == 0;
     let tp = executor.place.grid_tp;
-    let part = match checkpoint::write_pieces(root, step, &executor.tensors, tp, &own_pieces(executor)) {
-        Ok(_) if disk_full => Part::Failed("no space left on device (injected)".into()),
-        Ok(files) => Part::Written(files),
-        Err(e) => Part::Failed(e.to_string()),
+    let part: Part = match checkpoint::write_pieces(root, step, &executor.tensors, tp, &own_pieces(executor)) {
+        Ok(_) if disk_full => Err("no space left on device (injected)".into()),
+        part => part.map_err(|e| e.to_string()),
     };
     let mine = serde_json::to_vec(&part).map_err(|e| TrainError::Internal(e.to_string()))?;
     let all = endpoint.all_gather_bytes(world, &mine)?;
@@ -165,10 +159,8 @@ fn mark_best(root: &Path, best: &Best) {
 fn gather(parts: &[Vec<u8>]) -> Result<Vec<FileEntry>, String> {
     let mut files = Vec::new();
     for part in parts {
-        match serde_json::from_slice(part).map_err(|e| e.to_string())? {
-            Part::Written(mine) => files.extend(mine),
-            Part::Failed(reason) => return Err(reason),
-        }
+        let part: Part = serde_json::from_slice(part).map_err(|e| e.to_string())?;
+        files.extend(part?);
     }
     Ok(files)
 }

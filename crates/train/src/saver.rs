@@ -205,12 +205,7 @@ impl Saver {
         self.look(Duration::ZERO);
         let why = self.adapt(executor.run);
         let busy = self.under_way.as_ref().map_or(0, |writing| writing.step);
-        let mine: Vec<u8> =
-            [busy, RandomState::new().build_hasher().finish(), self.gap].iter().flat_map(|n| n.to_le_bytes()).collect();
-        let (endpoint, world) = (&executor.comm.endpoint, &executor.comm.world);
-        let all = endpoint.all_gather_bytes(world, &mine)?;
-        let words = all.iter().map(|bytes| decode(bytes)).collect::<Option<Vec<[u64; 3]>>>();
-        let words = words.ok_or_else(|| TrainError::Internal("a rank's word on a checkpoint is unclear".into()))?;
+        let words = words_of_all(executor, [busy, RandomState::new().build_hasher().finish(), self.gap])?;
         let [_, token, gap] = words[0];
         if matches!(self.due, Due::Auto(_)) {
             self.due = Due::Auto(step + gap);
@@ -260,10 +255,7 @@ impl Saver {
             self.look(DRAIN_LOOK);
             // A word now and then, so that no exchange waits as long as a slow disk may take.
             let busy = u64::from(self.under_way.is_some());
-            let mine: Vec<u8> = [busy, self.saved, 0].iter().flat_map(|n| n.to_le_bytes()).collect();
-            let all = executor.comm.endpoint.all_gather_bytes(&executor.comm.world, &mine)?;
-            let words = all.iter().map(|bytes| decode(bytes)).collect::<Option<Vec<[u64; 3]>>>();
-            let words = words.ok_or_else(|| TrainError::Internal("a rank's word on a checkpoint is unclear".into()))?;
+            let words = words_of_all(executor, [busy, self.saved, 0])?;
             if words.iter().all(|word| word[0] == 0) {
                 return Ok(words[0][1]);
             }
@@ -336,6 +328,14 @@ impl Drop for Saver {
 /// Steps that are kept for what they are.
 fn kept_for(best: &Best) -> Vec<u64> {
     best.best.iter().map(|(step, _)| *step).collect()
+}
+
+/// Three numbers of every rank, by rank.
+fn words_of_all(executor: &Executor, mine: [u64; 3]) -> Result<Vec<[u64; 3]>, TrainError> {
+    let mine: Vec<u8> = mine.iter().flat_map(|n| n.to_le_bytes()).collect();
+    let all = executor.comm.endpoint.all_gather_bytes(&executor.comm.world, &mine)?;
+    let words = all.iter().map(|bytes| decode(bytes)).collect::<Option<_>>();
+    words.ok_or_else(|| TrainError::Internal("a rank's word on a checkpoint is unclear".into()))
 }
 
 fn decode(bytes: &[u8]) -> Option<[u64; 3]> {

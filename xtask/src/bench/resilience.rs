@@ -4,6 +4,7 @@ use std::path::Path;
 
 use events::{Anatomy, Event};
 
+use super::stats::median;
 use crate::prove::launch::{Launcher, Start, build};
 
 #[derive(clap::Args)]
@@ -59,13 +60,15 @@ pub fn run(root: &Path, args: &Args) -> Result<bool, String> {
                 let order = if pair % 2 == 0 { [off, on] } else { [on, off] };
                 let mut both = [0.0; 2];
                 for set in order {
-                    both[usize::from(set == on)] = median(step_ms(&events(layout, &[set], &[])?));
+                    let steps = step_ms(&events(layout, &[set], &[])?);
+                    both[usize::from(set == on)] = median(steps).ok_or("a run without steps")?;
                 }
                 without.push(both[0]);
                 with.push(both[1]);
                 ratios.push(both[1] / both[0]);
             }
-            let (off, on, cost) = (median(without), median(with), 100.0 * (median(ratios) - 1.0));
+            let middle = |values: Vec<f64>| median(values).unwrap_or(f64::NAN);
+            let (off, on, cost) = (middle(without), middle(with), 100.0 * (middle(ratios) - 1.0));
             println!("{layout:<28} {name:<14} {off:>10.2} {on:>10.2} {cost:>+7.1}%");
         }
     }
@@ -88,7 +91,7 @@ pub fn run(root: &Path, args: &Args) -> Result<bool, String> {
             return Err(format!("no recovery under {layout}"));
         };
         let ms = |a: &Anatomy| 1000.0 * a.seconds().unwrap_or(0.0);
-        let seen = median(all.iter().filter_map(|a| Some(1000.0 * (a.detected? - a.fault?))).collect());
+        let seen = median(all.iter().filter_map(|a| Some(1000.0 * (a.detected? - a.fault?)))).unwrap_or(f64::NAN);
         let phases: Vec<_> = mid.phases().iter().map(|(name, s)| format!("{name} {:.0}", 1000.0 * s)).collect();
         let (n, mid, worst) = (all.len(), ms(mid), ms(worst));
         println!("{layout:<28} {n:>6} {mid:>12.0} {worst:>12.0} {seen:>14.1}  {}", phases.join(" + "));
@@ -100,9 +103,4 @@ pub fn run(root: &Path, args: &Args) -> Result<bool, String> {
 fn step_ms(events: &[Event]) -> Vec<f64> {
     let of = |event: &Event| if let Event::Step(step) = event { Some(1000.0 * step.seconds) } else { None };
     events.iter().filter_map(of).skip(3).collect()
-}
-
-fn median(mut values: Vec<f64>) -> f64 {
-    values.sort_by(f64::total_cmp);
-    values.get(values.len() / 2).copied().unwrap_or(f64::NAN)
 }

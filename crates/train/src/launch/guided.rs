@@ -20,6 +20,7 @@ use super::wire::JobSpec;
 use super::{POLL, Request, RunFolder, prove};
 use crate::comm::fabric_options;
 use crate::error::TrainError;
+use crate::fault::mix;
 use crate::pin;
 use crate::rank::Ended;
 use crate::recover;
@@ -191,7 +192,7 @@ impl Chance {
         }
         self.next_at = now + self.random.every_ms;
         self.drawn += 1;
-        let draw = mixed(self.random.seed ^ mixed(self.drawn));
+        let draw = mix(0, self.random.seed ^ mix(0, self.drawn));
         let rank = (draw >> 8) as usize % members.len();
         let (word, step) = (if draw & 1 == 0 { "kill" } else { "stop" }, controller.committed() + 1);
         observe(&Event::FaultFired { rank, step, fault: format!("{word}, from outside") });
@@ -200,12 +201,4 @@ impl Chance {
             _ => agents.stop(members[rank]),
         }
     }
-}
-
-/// SplitMix64's finalizer.
-fn mixed(x: u64) -> u64 {
-    let x = x.wrapping_add(0x9e37_79b9_7f4a_7c15);
-    let x = (x ^ (x >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-    let x = (x ^ (x >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-    x ^ (x >> 31)
 }

@@ -115,14 +115,6 @@ pub fn train_mutant(
     let run = &request.run;
     let data = Arc::new(Corpus::open(run)?);
     prove(run)?;
-    if let Some(store) = &run.checkpoint.store {
-        std::fs::create_dir_all(store).map_err(|e| {
-            let store = store.display();
-            TrainError::BadInput(format!(
-                "checkpoint.store: the folder {store} cannot be made ({e}); name one that can"
-            ))
-        })?;
-    }
     let mut notes = data.main.describe();
     for (name, set) in &data.sets {
         let (documents, sequences) = (set.documents(Split::Validation), set.sequences(Split::Validation));
@@ -143,6 +135,14 @@ pub fn train_mutant(
     let done = resume.as_ref().map_or(0, |checkpoint| checkpoint.meta().step);
     let profiling = request.profile.map(|window| Profiling::new(window, run, done, folder.traces())).transpose()?;
     injection.check(run, done).map_err(TrainError::BadInput)?;
+    if let Some(store) = &run.checkpoint.store {
+        std::fs::create_dir_all(store).map_err(|e| {
+            let store = store.display();
+            TrainError::BadInput(format!(
+                "checkpoint.store: the folder {store} cannot be made ({e}); name one that can"
+            ))
+        })?;
+    }
     if lock.is_none() {
         lock = Some(folder.lock()?);
     }
