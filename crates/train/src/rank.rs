@@ -209,8 +209,9 @@ impl RankRun<'_> {
     /// What there is after an error. A rank that saw a vote has applied it: no exchange comes between.
     fn remains(&mut self) -> Remains {
         let executor = &mut self.executor;
-        let decided = executor.verdict.take();
-        let voted = decided.as_ref().filter(|verdict| verdict.decision.commit).map_or(0, |verdict| verdict.step);
+        // A pass that only asks for another one has decided nothing about the step.
+        let decided = executor.verdict.take().filter(|verdict| verdict.decision.commit);
+        let voted = decided.as_ref().map_or(0, |verdict| verdict.step);
         let step = self.step.max(voted);
         let corrupt = executor.guard.check(executor.ctx, executor.states());
         Remains {

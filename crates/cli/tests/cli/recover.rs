@@ -183,6 +183,19 @@ fn a_step_is_applied_by_all_or_by_none() {
 }
 
 #[test]
+fn a_vote_for_another_pass_is_no_step() {
+    // The dead rank saw the vote of the first of two passes; nothing was applied, and nobody may count the step as done.
+    let twice = ["layout.dp=2", "layout.zero=1", "guard.recompute_every=1"];
+    for moment in [Moment::Apply, Moment::Gather] {
+        let ends = struck(&twice, 2, 1, FaultKind::KillAt(moment));
+        let (held, _) = ends[0].as_ref().unwrap();
+        assert_eq!((held.step, held.prepared), (Some(5), false), "{moment:?}: {held:?}");
+        let decided = held.decided.as_ref().map_or(5, |decided| decided.step);
+        assert_eq!(decided, 5, "{moment:?}: {held:?}");
+    }
+}
+
+#[test]
 fn a_rank_that_dies_or_stands_still_anywhere_is_replaced() {
     struck(&["layout.dp=2"], 2, 1, FaultKind::Kill);
     let ends = struck(&["layout.dp=2", "layout.exchange_timeout_ms=3000"], 2, 0, FaultKind::Stop);

@@ -292,6 +292,10 @@ impl<'a> Executor<'a> {
                 if mode == Mode::Train && self.recheck.close(&tally.differ) {
                     decision.commit = false;
                 }
+                if !decision.commit {
+                    // The gradients go with the vote: nobody could roll forward with them.
+                    self.prepared = None;
+                }
                 self.decision = Some(decision);
                 (self.loads, self.copies) = (tally.loads, tally.copies);
                 if let (Mode::Train, Some(decision)) = (mode, self.decision) {
