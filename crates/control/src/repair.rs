@@ -27,6 +27,9 @@ pub struct Repairs {
     connected: BTreeSet<Process>,
     loaded: BTreeSet<Process>,
     struck: Vec<Struck>,
+    /// Troubles (rank, last committed step) of the world that ends that no fault explains yet: who suffers from a fault may say so
+    /// sooner than who was asked to commit it.
+    early: Vec<(Option<u32>, u64)>,
     /// What cannot be: a world that went on before the last committed step, although its state had living holders.
     broken: Vec<String>,
 }
@@ -34,7 +37,11 @@ pub struct Repairs {
 impl Repairs {
     /// A deliberate fault is about to strike.
     pub fn fired(&mut self, fault: Fault, at: f64) {
-        self.struck.push(Struck { fault, at, detected: false, repaired: false });
+        let this = |(rank, step): &(Option<u32>, u64)| {
+            fault.kind.shows() && fault.step == step + 1 && rank.is_none_or(|rank| fault.concerns(rank))
+        };
+        let seen = self.early.iter().position(this).map(|at| self.early.swap_remove(at));
+        self.struck.push(Struck { fault, at, detected: seen.is_some(), repaired: false });
     }
 
     /// Milliseconds since the fault behind a trouble struck, if one that was asked for is; from then on it is detected.
@@ -49,6 +56,9 @@ impl Repairs {
             struck.detected = true;
             struck.at
         });
+        if fault.is_none() {
+            self.early.push((trouble.rank, trouble.step));
+        }
         // A step that is left for another reason is computed again: what its gradients suffered goes with it.
         let spoilt = |s: &&mut Struck| s.fault.kind.spoils_gradients() && s.fault.step > trouble.step;
         for struck in self.struck.iter_mut().filter(spoilt) {
@@ -82,6 +92,7 @@ impl Repairs {
     pub fn placed(&mut self, remedy: &str, resumed_at: u64, at: f64) {
         self.connected.clear();
         self.loaded.clear();
+        self.early.clear();
         for anatomy in &mut self.open {
             // One that failed while it was formed is formed again: what took long shows in the first attempt's phases.
             anatomy.placed = Some(at);
@@ -187,5 +198,28 @@ impl FaultKind {
 impl Fault {
     fn concerns(&self, rank: u32) -> bool {
         self.rank == rank || matches!(self.kind, FaultKind::Partition { peer } if peer == rank)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_fault_is_seen_although_its_rank_tells_of_it_later() {
+        let (kind, detail) = ("bad message".into(), String::new());
+        let trouble = Trouble { id: 1, kind, rank: Some(3), host: None, step: 11, detail };
+        let fault = |rank, step| Fault { rank, step, kind: FaultKind::FlipMessage };
+        let account = |late: Fault| {
+            let mut repairs = Repairs::default();
+            assert_eq!(repairs.trouble(&trouble, 1.0), None);
+            repairs.fired(late, 1.001);
+            repairs.placed("all", 12, 1.01);
+            repairs.step(20, 1.1);
+            repairs.account()
+        };
+        assert_eq!(account(fault(3, 12)), Ok(()));
+        assert!(account(fault(2, 12)).is_err(), "another rank's");
+        assert!(account(fault(3, 14)).is_err(), "another step's");
     }
 }
