@@ -1,18 +1,24 @@
 //! The groups of ranks along each axis.
 
-use spec::{Coords, Layout};
+use spec::{Class, Coords, Holders, Layout};
 
 use crate::instr::Axis;
 
 impl Axis {
+    /// The holders that a group of it is taken from.
+    fn among(self, layout: &Layout) -> Holders {
+        let experts = matches!(self, Axis::ExpertDp | Axis::ExpertShard | Axis::ExpertReplica);
+        layout.holders_of(if experts { Class::Experts } else { Class::Common })
+    }
+
     /// Number of members of a group.
     pub fn size(self, layout: &Layout) -> usize {
         match self {
             Axis::Tp => layout.tp,
             Axis::Cp => layout.cp,
-            Axis::Dp => layout.holders(),
-            Axis::Shard => layout.shard,
-            Axis::Replica => layout.replicas(),
+            Axis::Dp | Axis::ExpertDp => self.among(layout).count,
+            Axis::Shard | Axis::ExpertShard => self.among(layout).shard,
+            Axis::Replica | Axis::ExpertReplica => self.among(layout).replicas(),
             Axis::Pp => layout.pp,
             Axis::World => layout.world(),
             Axis::Ep => layout.group,
@@ -21,14 +27,14 @@ impl Axis {
 
     /// Member `i` of the group of `at`; members ascend, as ranks do.
     pub fn member(self, layout: &Layout, at: Coords, i: usize) -> usize {
-        let holder = |h: usize| Coords { dp: h / layout.cp, cp: h % layout.cp, ..at };
-        let (mine, shard) = (layout.holder(at), layout.shard);
+        let among = self.among(layout);
+        let (mine, shard) = (among.number(at), among.shard);
         layout.rank(match self {
             Axis::Tp => Coords { tp: i, ..at },
             Axis::Cp => Coords { cp: i, ..at },
-            Axis::Dp => holder(i),
-            Axis::Shard => holder(mine / shard * shard + i),
-            Axis::Replica => holder(mine % shard + i * shard),
+            Axis::Dp | Axis::ExpertDp => among.nth(at, i),
+            Axis::Shard | Axis::ExpertShard => among.nth(at, mine / shard * shard + i),
+            Axis::Replica | Axis::ExpertReplica => among.nth(at, mine % shard + i * shard),
             Axis::Pp => Coords { pp: i, ..at },
             Axis::World => return i,
             Axis::Ep => Coords { dp: at.dp / layout.group * layout.group + i, ..at },

@@ -7,7 +7,7 @@
 use std::ops::Range;
 
 use spec::tensors::{Cut, Home, Tensor};
-use spec::{Coords, Grid, Layout, Model};
+use spec::{Class, Coords, Grid, Holders, Layout, Model};
 
 use crate::ownership::{Balance, owners};
 use crate::state::{chunk_tensors, hosted};
@@ -19,14 +19,45 @@ pub enum Bucket {
     Embed,
     /// The matrices of a layer that tensor cells cut.
     Layer(usize),
-    /// The whole experts of a layer. Their gradients have a leaf per sequence slice, and are complete when the slices
-    /// are summed.
+    /// The shared expert of a layer, whole. Its gradients have a leaf per sequence slice, and are complete when the
+    /// slices are summed.
+    Shared(usize),
+    /// The routed experts of a layer that a rank holds, whole; slices as above. Where several data positions host a group
+    /// of data cells each has experts of its own ([`spec::Class::Experts`]).
     Experts(usize),
     /// The output projection. For a tied embedding on one chunk it has no parameters of its own
     /// ([`Bucket::Embed`] has them), but the gradient of the output use.
     Head,
     /// What else every tensor cell holds whole: norm vectors and routers of all layers of the chunk.
     Norms,
+}
+
+impl Bucket {
+    /// Who holds it.
+    pub fn class(self) -> Class {
+        if matches!(self, Self::Experts(_)) { Class::Experts } else { Class::Common }
+    }
+
+    /// True if its gradients have a leaf per sequence slice.
+    pub fn is_per_slice(self) -> bool {
+        matches!(self, Self::Experts(_) | Self::Shared(_))
+    }
+
+    /// Leaves of the tree in which its gradients add up.
+    pub fn leaves(self, grid: &Grid) -> usize {
+        match self.class() {
+            Class::Common => grid.leaves(),
+            Class::Experts => grid.expert_leaves(),
+        }
+    }
+
+    /// Which of them each of its holders has, ascending.
+    pub fn leaves_of(self, grid: &Grid, layout: &Layout) -> Vec<Vec<Range<usize>>> {
+        match self.class() {
+            Class::Common => layout.leaves(grid),
+            Class::Experts => layout.expert_leaves(grid),
+        }
+    }
 }
 
 /// A bucket as one rank holds it. Elements are counted in the chunk's flat vector: the tensors of
@@ -39,13 +70,16 @@ pub struct BucketPlan {
     pub at: Range<usize>,
     /// False where only a gradient is there, see [`Bucket::Head`].
     pub parameters: bool,
+    /// Who else holds it.
+    pub holders: Holders,
     /// Elements by shard: (one for each position in a shard group) what it owns.
     pub shards: Vec<Range<usize>>,
     /// Elements by holder: what it sums, speaks for and writes. The replicas of a shard divide it.
     pub parts: Vec<Range<usize>>,
 }
 
-/// The state of one chunk on one rank; the same at every tensor position.
+/// The state of one chunk on one rank; the same at every tensor position. Which experts it has depends on the place in a
+/// group; their sizes do not.
 #[derive(Debug, Clone)]
 pub struct ChunkPlan {
     /// Its tensors, bucket by bucket.
@@ -61,7 +95,8 @@ pub struct ChunkPlan {
 /// The bucket of a tensor on `chunk`.
 fn bucket_of(tensor: &Tensor, chunk: usize) -> Bucket {
     match tensor.home {
-        Home::Layer(layer) if tensor.role.is_per_slice() => Bucket::Experts(layer),
+        Home::Layer(layer) if tensor.role.is_expert() => Bucket::Experts(layer),
+        Home::Layer(layer) if tensor.role.is_per_slice() => Bucket::Shared(layer),
         _ if tensor.cut == Cut::Whole => Bucket::Norms,
         // The copy of a tied embedding is the output projection of the last chunk.
         Home::Embed if chunk > 0 => Bucket::Head,
@@ -72,11 +107,17 @@ fn bucket_of(tensor: &Tensor, chunk: usize) -> Bucket {
 }
 
 impl ChunkPlan {
-    /// The plan of `chunk`.
-    pub fn new(model: &Model, grid: &Grid, layout: &Layout, chunk: usize) -> Self {
+    /// The plan of `chunk` for the rank at `at`, of which only the place in its group counts.
+    pub fn new(model: &Model, grid: &Grid, layout: &Layout, chunk: usize, at: Coords) -> Self {
         let mut tensors = chunk_tensors(model, layout, chunk);
+        if let Some(moe) = &model.moe {
+            let here = layout.experts(at, moe.experts);
+            tensors.retain(|t| t.role.expert().is_none_or(|e| here.contains(&e)));
+        }
         tensors.sort_by_key(|t| bucket_of(t, chunk));
         let mut balance = Balance::new(layout.holders());
+        // Those of experts are others, where ranks of a group share them.
+        let mut of_experts = (layout.group > 1).then(|| Balance::new(layout.holders_of(Class::Experts).count));
         let mut buckets: Vec<BucketPlan> = Vec::new();
         let mut at = 0;
         for group in tensors.chunk_by(|a, b| bucket_of(a, chunk) == bucket_of(b, chunk)) {
@@ -84,7 +125,11 @@ impl ChunkPlan {
             let lens: Vec<usize> = group.iter().flat_map(|t| hosted(t, grid, layout)).collect();
             // Both copies of a tied embedding are cut alike, whatever else their chunks hold.
             let alone = matches!(bucket, Bucket::Embed | Bucket::Head);
-            let cut = if alone { owners(&lens, layout.holders()) } else { balance.cut(&lens) };
+            let cut = match (&mut of_experts, bucket.class()) {
+                (Some(balance), Class::Experts) => balance.cut(&lens),
+                _ if alone => owners(&lens, layout.holders()),
+                _ => balance.cut(&lens),
+            };
             if alone {
                 balance.count(&cut);
             }
@@ -95,7 +140,7 @@ impl ChunkPlan {
         let parameters = at;
         if head_parameters(model, layout) == Bucket::Embed {
             let embed = buckets.iter().find(|b| b.bucket == Bucket::Embed).expect("chunk 0 has the embedding");
-            let cut: Vec<_> = (0..layout.holders()).map(|i| fine(layout, embed, i)).collect();
+            let cut: Vec<_> = (0..layout.holders()).map(|i| fine(embed, i)).collect();
             let len = embed.at.len();
             buckets.push(BucketPlan::new(layout, Bucket::Head, at..at + len, false, &cut));
             at += len;
@@ -110,30 +155,36 @@ impl ChunkPlan {
 }
 
 /// Part number `i` of a bucket, counted from its start.
-fn fine(layout: &Layout, plan: &BucketPlan, i: usize) -> Range<usize> {
-    let part = &plan.parts[position(layout, i)];
+fn fine(plan: &BucketPlan, i: usize) -> Range<usize> {
+    let part = &plan.parts[position(&plan.holders, i)];
     part.start - plan.at.start..part.end - plan.at.start
 }
 
 /// The holder with part number `i`: parts of one shard are neighbours.
-fn position(layout: &Layout, i: usize) -> usize {
-    i % layout.replicas() * layout.shard + i / layout.replicas()
+fn position(holders: &Holders, i: usize) -> usize {
+    i % holders.replicas() * holders.shard + i / holders.replicas()
 }
 
 impl BucketPlan {
     fn new(layout: &Layout, bucket: Bucket, at: Range<usize>, parameters: bool, cut: &[Range<usize>]) -> Self {
-        let replicas = layout.replicas();
+        let holders = layout.holders_of(bucket.class());
+        let replicas = holders.replicas();
         let shards = cut.chunks(replicas).map(|c| at.start + c[0].start..at.start + c[replicas - 1].end).collect();
-        let mut parts = vec![0..0; layout.holders()];
+        let mut parts = vec![0..0; holders.count];
         for (i, range) in cut.iter().enumerate() {
-            parts[position(layout, i)] = at.start + range.start..at.start + range.end;
+            parts[position(&holders, i)] = at.start + range.start..at.start + range.end;
         }
-        Self { bucket, at, parameters, shards, parts }
+        Self { bucket, at, parameters, holders, shards, parts }
     }
 
-    /// What holder `holder` owns: its optimizer state lives there.
-    pub fn owned(&self, layout: &Layout, holder: usize) -> Range<usize> {
-        self.shards[holder % layout.shard].clone()
+    /// What the rank at `at` owns: its optimizer state lives there.
+    pub fn owned(&self, at: Coords) -> Range<usize> {
+        self.shards[self.holders.place(at)].clone()
+    }
+
+    /// What it sums, speaks for and writes.
+    pub fn part(&self, at: Coords) -> Range<usize> {
+        self.parts[self.holders.number(at)].clone()
     }
 }
 

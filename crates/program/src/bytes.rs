@@ -10,7 +10,8 @@
 //! | all-reduce | both |
 //!
 //! Over the data axis each bucket ([`crate::buckets`]) travels by itself. Parameters are gathered inside a shard group,
-//! sums between the replicas of a shard: there g is the size of that group, and `own` what each sends of it.
+//! sums between the replicas of a shard: there g is the size of that group, and `own` what each sends of it. Of routed
+//! experts these groups are those of [`spec::Class::Experts`].
 //!
 //! One subtree per rank gives the bytes of a ring: n (g - 1) / g for each of the two
 //! (Rabenseifner, "Optimization of Collective Reduction Operations", 2004). A group of one
@@ -19,7 +20,7 @@
 use spec::moe::AuxScope;
 use spec::tensors::{Cut, Role, STATE_CHUNK};
 use spec::tree::{subtrees, subtrees_of};
-use spec::{Coords, Grid, Layout, Model};
+use spec::{Class, Coords, Grid, Holders, Layout, Model};
 
 use crate::buckets::{Bucket, ChunkPlan};
 use crate::instr::{Exchange, Mode, Value, block_rows, blocks_of_lane};
@@ -37,6 +38,10 @@ const STATS: u64 = 3;
 struct BucketSizes {
     bucket: Bucket,
     parameters: bool,
+    /// Who holds it.
+    holders: Holders,
+    /// Finished subtrees over its leaves, by holder.
+    subtrees: Vec<u64>,
     /// Elements of its gradient.
     gradients: u64,
     /// Elements of the gradient that each holder sums.
@@ -50,8 +55,9 @@ struct BucketSizes {
 struct ChunkSizes {
     /// Elements of the chunk's norm vectors and routers.
     norms: u64,
-    /// Elements of the chunk's gradients that have a leaf per slice; 0 with one tensor cell.
-    slices: u64,
+    /// Elements of the chunk's gradients that have a leaf per slice, of shared and of routed experts; 0 with one tensor
+    /// cell.
+    slices: [u64; 2],
     /// Layers of the chunk.
     layers: u64,
     buckets: Vec<BucketSizes>,
@@ -77,8 +83,6 @@ pub struct Sizes {
     tp_subtrees: Vec<u64>,
     /// Finished subtrees over the context cells, by context position.
     cp_subtrees: Vec<u64>,
-    /// Finished subtrees over the cells (d, c), by holder.
-    dp_subtrees: Vec<u64>,
     /// Leaves of a step, by holder.
     leaves: Vec<u64>,
     /// Elements of the keys and values of one unit and layer on one rank; `None` without context cells.
@@ -112,7 +116,6 @@ impl Sizes {
             cells_hosted: cells_hosted(grid, layout) as u64,
             tp_subtrees: (0..layout.tp).map(|t| count(grid.tp, layout.tensor_cells(t, grid.tp))).collect(),
             cp_subtrees: (0..layout.cp).map(|c| count(grid.cp, layout.context_cells(c, grid.cp))).collect(),
-            dp_subtrees: holders.iter().map(|part| subtrees_of(grid.leaves(), part).len() as u64).collect(),
             leaves: holders
                 .iter()
                 .map(|part| (part.iter().map(|cells| cells.len()).sum::<usize>() * grid.microbatches) as u64)
@@ -199,7 +202,9 @@ impl Sizes {
 
     /// `SliceGrads` of `chunk`, an all-reduce as [`Sizes::norm_grads`].
     pub fn slice_grads(&self, chunk: usize, tp: usize) -> u64 {
-        self.all_reduce_tp(self.lanes as u64 * self.chunks[chunk].slices, tp)
+        // The data cells of a lane's group add to one leaf of a routed expert.
+        let [shared, routed] = self.chunks[chunk].slices;
+        self.all_reduce_tp(self.lanes as u64 * shared + self.contexts * routed, tp)
     }
 
     /// `Rows` and `GradRows`: the own sequence slices to every other tensor position.
@@ -252,15 +257,16 @@ impl Sizes {
         FLOAT * (self.tp_subtrees[tp] * (n - own) + own * self.tp_peers())
     }
 
-    /// `Grads` of a bucket over the cells (d, c), at holder `holder`. A gather goes to the replicas of the shard only.
+    /// `Grads` of a bucket over the cells, of the rank at `at`. A gather goes to the replicas of the shard only.
     ///
     /// # Panics
     /// If the chunk has no such bucket.
-    pub fn grads(&self, chunk: usize, bucket: Bucket, holder: usize, exchange: Exchange) -> u64 {
+    pub fn grads(&self, chunk: usize, bucket: Bucket, at: Coords, exchange: Exchange) -> u64 {
         let sizes = self.bucket(chunk, bucket);
+        let holder = sizes.holders.number(at);
         let own = sizes.summed[holder];
-        let scatter = self.dp_subtrees[holder] * (sizes.gradients - own);
-        let gather = own * (self.layout.replicas() as u64 - 1);
+        let scatter = sizes.subtrees[holder] * (sizes.gradients - own);
+        let gather = own * (sizes.holders.replicas() as u64 - 1);
         FLOAT
             * match exchange {
                 Exchange::ReduceScatter => scatter,
@@ -270,25 +276,25 @@ impl Sizes {
             }
     }
 
-    /// `MirrorGrads` of the rank at `at`: what it owns.
+    /// `MirrorGrads` of the rank at `at`: what it owns that has no replica.
     pub fn mirror_grads(&self, at: Coords) -> u64 {
-        let owned = |b: &BucketSizes| b.shards[self.layout.holder(at) % self.layout.shard];
-        FLOAT * self.layout.chunks_of(at.pp).flat_map(|c| &self.chunks[c].buckets).map(owned).sum::<u64>()
+        let all = self.layout.chunks_of(at.pp).flat_map(|c| &self.chunks[c].buckets);
+        FLOAT * all.filter(|b| self.layout.mirrors(b.bucket.class())).map(|b| b.owned(at)).sum::<u64>()
     }
 
-    /// `TiedGrads` at holder `holder`: one use's gradient of what it owns of the embedding.
-    pub fn tied_grads(&self, chunk: usize, holder: usize) -> u64 {
+    /// `TiedGrads` of the rank at `at`: one use's gradient of what it owns of the embedding.
+    pub fn tied_grads(&self, chunk: usize, at: Coords) -> u64 {
         let bucket = if chunk == 0 { Bucket::Embed } else { Bucket::Head };
-        FLOAT * self.bucket(chunk, bucket).shards[holder % self.layout.shard]
+        FLOAT * self.bucket(chunk, bucket).owned(at)
     }
 
-    /// `Params` of a bucket from holder `holder`: what it owns to the others of its shard group.
+    /// `Params` of a bucket from the rank at `at`: what it owns to the others of its shard group.
     ///
     /// # Panics
     /// If the chunk has no such bucket.
-    pub fn params(&self, chunk: usize, bucket: Bucket, holder: usize) -> u64 {
-        let shard = self.layout.shard;
-        FLOAT * self.bucket(chunk, bucket).shards[holder % shard] * (shard as u64 - 1)
+    pub fn params(&self, chunk: usize, bucket: Bucket, at: Coords) -> u64 {
+        let sizes = self.bucket(chunk, bucket);
+        FLOAT * sizes.owned(at) * (sizes.holders.shard as u64 - 1)
     }
 
     /// The buckets of `chunk`, in the order of its flat vector.
@@ -351,13 +357,25 @@ impl Sizes {
     }
 }
 
+impl BucketSizes {
+    /// Elements of the parameters that the rank at `at` owns.
+    fn owned(&self, at: Coords) -> u64 {
+        self.shards[self.holders.place(at)]
+    }
+}
+
 impl ChunkSizes {
     fn new(model: &Model, grid: &Grid, layout: &Layout, chunk: usize) -> Self {
-        let plan = ChunkPlan::new(model, grid, layout, chunk);
+        let first = layout.coords(0);
+        let plan = ChunkPlan::new(model, grid, layout, chunk, first);
         let len = |range: &std::ops::Range<usize>| range.len() as u64;
         let buckets = plan.buckets.iter().map(|b| BucketSizes {
             bucket: b.bucket,
             parameters: b.parameters,
+            holders: b.holders,
+            subtrees: (b.bucket.leaves_of(grid, layout).iter())
+                .map(|part| subtrees_of(b.bucket.leaves(grid), part).len() as u64)
+                .collect(),
             gradients: len(&b.at),
             summed: b.parts.iter().map(len).collect(),
             shards: b.shards.iter().map(|s| if b.parameters { len(s) } else { 0 }).collect(),
@@ -368,8 +386,9 @@ impl ChunkSizes {
             let copy = tensor.role == Role::Embed && chunk > 0;
             let words = if tensor.cut == Cut::Whole { &mut ballot_whole } else { &mut ballot_cut };
             for len in hosted(tensor, grid, layout) {
-                for parts in plan.buckets.iter().map(|b| &b.parts) {
-                    for (words, part) in words.iter_mut().zip(parts) {
+                for bucket in &plan.buckets {
+                    for (holder, words) in words.iter_mut().enumerate() {
+                        let part = bucket.part(layout.holders_of(Class::Common).nth(first, holder));
                         let owned = part.end.min(start + len).saturating_sub(part.start.max(start));
                         if owned > 0 && !copy {
                             *words += 4 + owned.div_ceil(STATE_CHUNK) as u64;
@@ -379,10 +398,13 @@ impl ChunkSizes {
                 start += len;
             }
         }
-        let sliced = plan.tensors.iter().filter(|t| grid.tp > 1 && t.role.is_per_slice());
+        let sliced = |routed: bool| {
+            let all = plan.tensors.iter().filter(|t| grid.tp > 1 && t.role.is_per_slice());
+            all.filter(|t| t.role.is_expert() == routed).map(|t| (t.rows * t.cols) as u64).sum()
+        };
         Self {
             norms: norm_elements(model, layout, chunk) as u64,
-            slices: sliced.map(|t| (t.rows * t.cols) as u64).sum(),
+            slices: [sliced(false), sliced(true)],
             layers: layout.stages[chunk].len() as u64,
             buckets: buckets.collect(),
             ballot_cut,

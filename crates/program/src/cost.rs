@@ -4,7 +4,7 @@
 //! product of [m, k] and [k, n] is 2 m k n; attention is causal, so half of its two products counts. Bytes are those of
 //! float32 vectors that a segment without products must read or write once; what a cache keeps of them is not guessed.
 
-use spec::{Grid, Layout, Model};
+use spec::{Class, Grid, Layout, Model};
 
 use crate::buckets::ChunkPlan;
 use crate::instr::{Instr, Op, Pass, Segment, block_rows};
@@ -46,9 +46,11 @@ impl<'a> Costs<'a> {
     /// The costs for sequences of `seq` tokens.
     pub fn new(model: &'a Model, grid: &Grid, layout: &'a Layout, seq: usize) -> Self {
         let updated = |chunk| {
-            let plan = ChunkPlan::new(model, grid, layout, chunk);
+            let first = layout.coords(0);
+            let plan = ChunkPlan::new(model, grid, layout, chunk, first);
             let buckets = || plan.buckets.iter().filter(|b| b.parameters);
-            (0..layout.holders()).map(|holder| buckets().map(|b| b.owned(layout, holder).len()).sum()).collect()
+            let holders = (0..layout.holders()).map(|i| layout.holders_of(Class::Common).nth(first, i));
+            holders.map(|at| buckets().map(|b| b.owned(at).len()).sum()).collect()
         };
         let updated = (0..layout.chunks()).map(updated).collect();
         Self {
@@ -186,7 +188,7 @@ mod tests {
             Work::Bytes(bytes) => bytes,
             other => panic!("{other:?}"),
         };
-        let all = ChunkPlan::new(&model, &grid, &whole, 0).parameters;
+        let all = ChunkPlan::new(&model, &grid, &whole, 0, whole.coords(0)).parameters;
         assert_eq!(bytes(&whole, 0), 28.0 * all as f64);
         assert_eq!(bytes(&sharded, 0) + bytes(&sharded, 1), bytes(&whole, 1));
         assert!(bytes(&sharded, 0) < bytes(&whole, 0));

@@ -6,7 +6,7 @@
 use std::fmt;
 use std::ops::Range;
 
-use spec::Unit;
+use spec::{Class, Unit};
 
 use crate::buckets::Bucket;
 
@@ -89,12 +89,36 @@ pub enum Axis {
     Shard,
     /// Those of `Dp` with the same shard.
     Replica,
+    /// Same pipeline and tensor position, same place in the group of data positions that share experts: all that hold the
+    /// same ones.
+    ExpertDp,
+    /// Those of `ExpertDp` that share one set of shards.
+    ExpertShard,
+    /// Those of `ExpertDp` with the same shard.
+    ExpertReplica,
     /// Same data, context and tensor position; used pairwise.
     Pp,
     /// All ranks.
     World,
     /// Same pipeline and tensor position, data positions that host one group of data cells: they share its experts.
     Ep,
+}
+
+impl Axis {
+    /// All that hold the parameters of a class.
+    pub fn holders(class: Class) -> Self {
+        if class == Class::Experts { Self::ExpertDp } else { Self::Dp }
+    }
+
+    /// Those of them that share one set of shards.
+    pub fn shard(class: Class) -> Self {
+        if class == Class::Experts { Self::ExpertShard } else { Self::Shard }
+    }
+
+    /// Those with the same shard.
+    pub fn replica(class: Class) -> Self {
+        if class == Class::Experts { Self::ExpertReplica } else { Self::Replica }
+    }
 }
 
 /// What an exchange carries.

@@ -193,7 +193,7 @@ impl List<'_> {
         for layer in with.layout.stages[self.chunk].clone() {
             self.bucket(Bucket::Layer(layer), |list| list.forward_layer(layer));
             if with.model.moe.is_some() {
-                self.bucket(Bucket::Experts(layer), |list| {
+                self.experts(layer, |list| {
                     list.forward_of(Segment::Route(layer));
                     list.travel(Value::Dispatch(layer));
                     list.forward_of(Segment::Experts(layer));
@@ -300,7 +300,7 @@ impl List<'_> {
                 self.if_works(|list| list.layer_again(layer));
             }
             if with.model.moe.is_some() {
-                self.bucket(Bucket::Experts(layer), |list| {
+                self.experts(layer, |list| {
                     if again {
                         list.travel(Value::Dispatch(layer));
                         list.push(Op::Compute(Pass::RecomputeKept, Segment::Experts(layer)));
@@ -339,7 +339,7 @@ impl List<'_> {
                 self.collective(Exchange::AllReduce, Value::SliceGrads, Axis::Tp, bytes);
             }
             for layer in with.layout.stages[self.chunk].clone().rev() {
-                self.complete(Bucket::Experts(layer));
+                shard::feed_forward(with.model, layer).for_each(|bucket| self.complete(bucket));
             }
         }
         self.complete(Bucket::Norms);

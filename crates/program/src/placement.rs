@@ -4,7 +4,7 @@
 //! those of the program, not of a formula.
 
 use spec::tensors::Cut;
-use spec::{Grid, Layout, Model, Recompute};
+use spec::{Class, Grid, Layout, Model, Recompute};
 
 use crate::buckets::ChunkPlan;
 use crate::check::Report;
@@ -73,12 +73,16 @@ fn elements(model: &Model, grid: &Grid, layout: &Layout) -> [u64; 2] {
     let most = |of: &dyn Fn(usize) -> usize| {
         (0..layout.pp).map(|pp| layout.chunks_of(pp).map(of).sum::<usize>()).max().unwrap_or(0) as u64
     };
-    let plans: Vec<ChunkPlan> = (0..layout.chunks()).map(|c| ChunkPlan::new(model, grid, layout, c)).collect();
+    let first = layout.coords(0);
+    let plans: Vec<ChunkPlan> = (0..layout.chunks()).map(|c| ChunkPlan::new(model, grid, layout, c, first)).collect();
     let all = |chunk: usize| plans[chunk].parameters;
     let owned = |chunk: usize| {
         let buckets = || plans[chunk].buckets.iter().filter(|b| b.parameters);
-        let of = |holder| buckets().map(|b| b.owned(layout, holder).len()).sum::<usize>();
-        (0..layout.shard).map(of).max().unwrap_or(0)
+        let of = |holder| {
+            let at = layout.holders_of(Class::Common).nth(first, holder);
+            buckets().map(|b| b.owned(at).len()).sum::<usize>()
+        };
+        (0..layout.holders()).map(of).max().unwrap_or(0)
     };
     [most(&all), most(&owned)]
 }
@@ -125,6 +129,9 @@ fn placed(state: State, model: &Model, layout: &Layout) -> [String; 5] {
             _ => replicated.push(axis.into()),
         }
     }
+    if layout.group > 1 && state != State::Activations {
+        sharded.push("ep (experts)".into());
+    }
     if layout.world() == 1 {
         replicated.push("one rank".into());
     }
@@ -168,7 +175,7 @@ mod tests {
         // What each state sends is all that is sent, but for ballots.
         for rank in &report.ranks {
             let states: u64 = STATES.iter().map(|s| rank.sent(*s)).sum();
-            assert_eq!(states, rank.bytes[..6].iter().sum::<u64>());
+            assert_eq!(states, rank.bytes[..9].iter().sum::<u64>());
         }
     }
 }

@@ -276,6 +276,12 @@ impl Grid {
         self.dp * self.cp
     }
 
+    /// Leaves of the tree over (group of data cells, context cell), in which gradients of routed experts add up. A group is
+    /// a subtree of the tree over the cells, so this is that tree with one leaf for the data cells of a group.
+    pub fn expert_leaves(&self) -> usize {
+        self.dp / self.ep * self.cp
+    }
+
     /// Sequences in a step.
     pub fn batch(&self) -> usize {
         self.dp * self.microbatches * self.microbatch

@@ -129,7 +129,7 @@ keys! {
     "grid.accumulate" Text "" true "local (unset): gradients add up over the microbatches of a cell, then over cells; reduced: over cells for each microbatch, then over microbatches (for layout.zero = 2 and 3)";
     "layout.dp" Int "1" false "ranks on the data axis";
     "layout.cp" Int "1" false "ranks on the context axis; divides grid.cp";
-    "layout.ep" Int "" false "ranks that share the work of a group's experts, whole experts each: those of the dp ranks that host it (unset); each holds all parameters";
+    "layout.ep" Int "" false "ranks that share the work of a group's experts, whole experts each: those of the dp ranks that host it (unset); each holds its own experts only";
     "layout.tp" Int "1" false "ranks on the tensor axis";
     "layout.pp" Int "1" false "ranks on the pipeline axis";
     "layout.vpp" Int "" false "chunks per rank (2 for interleaved, zbv and dualpipe-v unless set)";

@@ -2,7 +2,10 @@
 //!
 //! [`Layout`] is the one type that owns this; [`Layout::resolve`] is the one way to it, and `law` the one place of its law.
 
+mod holders;
 mod law;
+
+pub use self::holders::{CLASSES, Class, Holders};
 
 use std::fmt;
 use std::ops::Range;
@@ -189,11 +192,6 @@ impl Layout {
     /// Groups of holders that each have one whole set of shards.
     pub fn replicas(&self) -> usize {
         self.holders() / self.shard
-    }
-
-    /// True if each rank's optimizer state is also kept by another rank, its mirror: nobody else has it.
-    pub fn mirrored(&self) -> bool {
-        self.mirror && self.world() > 1 && self.replicas() == 1
     }
 
     /// Number of ranks.

@@ -65,7 +65,15 @@ pub enum Role {
 impl Role {
     /// One of a layer's experts that not every token passes.
     pub fn is_expert(self) -> bool {
-        matches!(self, Role::ExpertGate(_) | Role::ExpertUp(_) | Role::ExpertDown(_))
+        self.expert().is_some()
+    }
+
+    /// Which of them.
+    pub fn expert(self) -> Option<usize> {
+        match self {
+            Role::ExpertGate(e) | Role::ExpertUp(e) | Role::ExpertDown(e) => Some(e),
+            _ => None,
+        }
     }
 
     /// Weights that every tensor cell applies whole to its own sequence slice: their gradient has a leaf per tensor

@@ -42,6 +42,8 @@ pub struct Comm {
     pub shard: Group,
     /// Those of `dp` with the same shard.
     pub replica: Group,
+    /// Those that hold the same experts; of these who share one set of shards, and who have the same shard.
+    experts: [Group; 3],
     /// Same pipeline and tensor position, data positions of one group of data cells.
     pub ep: Group,
     /// All.
@@ -109,6 +111,8 @@ impl Comm {
         let shard = hosted(group(Axis::Shard, "shard"));
         let replica = hosted(group(Axis::Replica, "replica"));
         let ep = hosted(group(Axis::Ep, "ep"));
+        let experts = [(Axis::ExpertDp, "edp"), (Axis::ExpertShard, "eshard"), (Axis::ExpertReplica, "ereplica")];
+        let experts = experts.map(|(axis, name)| hosted(group(axis, name)));
         let mut pipes = HashMap::new();
         for value in [Value::Activation, Value::ActivationGrad, Value::TiedGrads] {
             for chunk in 0..layout.chunks() {
@@ -119,7 +123,7 @@ impl Comm {
         let lanes = place.contexts.len() * cells;
         let rows = HashMap::from([(lanes, RowPlans::new(layout, place, lanes))]);
         let keys = HashMap::from([(cells, key_plan(layout, place, cells))]);
-        Self { endpoint, tp, cp, dp, shard, replica, ep, world, mirror, pipes, rows, keys }
+        Self { endpoint, tp, cp, dp, shard, replica, experts, ep, world, mirror, pipes, rows, keys }
     }
 
     /// The group of an axis; pipes have their own.
@@ -130,6 +134,9 @@ impl Comm {
             Axis::Dp => &self.dp,
             Axis::Shard => &self.shard,
             Axis::Replica => &self.replica,
+            Axis::ExpertDp => &self.experts[0],
+            Axis::ExpertShard => &self.experts[1],
+            Axis::ExpertReplica => &self.experts[2],
             Axis::Ep => &self.ep,
             Axis::Pp | Axis::World => &self.world,
         }

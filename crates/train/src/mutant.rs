@@ -70,6 +70,7 @@ mutants! {
     CombineInOneBlock "combine-in-one-block" "experts of a row added as one block: a chain instead of the tree over blocks";
     GroupReversed "group-reversed" "rows of a group enter the products of expert gradients last data cell first";
     ExpertsOwnSlice "experts-own-slice" "expert gradients not reduced over the tensor ranks";
+    ExpertsOtherGroup "experts-other-group" "expert gradients summed over the ranks that share a group's experts, not over those that hold the same ones";
     CellsMixed "cells-mixed" "gradients of a data cell that opens early go to the cell before";
     RecomputeUnmasked "recompute-unmasked" "recomputed attention does not know the documents";
     LeafTwice "leaf-twice" "an owner of gradients sums one leaf twice";

@@ -14,8 +14,6 @@ use crate::segments::dispatch::GroupRanks;
 pub struct Place {
     /// The rank.
     pub rank: usize,
-    /// Its number among the ranks that hold the same parameters.
-    pub holder: usize,
     /// Its coordinates.
     pub at: Coords,
     /// Its data cells.
@@ -62,7 +60,6 @@ impl Place {
         let at = layout.coords(rank);
         Self {
             rank,
-            holder: layout.holder(at),
             at,
             data_cells: layout.cells[at.dp].clone(),
             group: GroupRanks { ranks: layout.group, blocks: grid.ep },
@@ -101,6 +98,12 @@ impl Place {
     pub fn leaves(&self, unit: Unit) -> impl Iterator<Item = usize> + use<> {
         let grid_cp = self.grid_cp;
         self.lanes(unit).iter().map(move |(cell, context)| cell * grid_cp + context)
+    }
+
+    /// The leaves of routed experts that the first lanes of `unit` have, ascending: one for each context cell of its group.
+    pub fn expert_leaves(&self, unit: Unit) -> impl Iterator<Item = usize> + use<> {
+        let (group, grid_cp) = (unit.cell / self.group.blocks, self.grid_cp);
+        self.contexts.clone().map(move |context| group * grid_cp + context)
     }
 
     /// The rows of context cell `context` in the whole sequences of a microbatch, in the order of its lane.

@@ -142,7 +142,7 @@ fn sharded_experts() {
 fn memory_of_sharded_ranks() {
     let sets = ["layout.dp=4", "layout.zero=3", "grid.accumulate=reduced"].map(String::from);
     let run = spec::Run::parse(common::BASE, "base", &sets, 1).unwrap();
-    let plan = program::ChunkPlan::new(&run.model, &run.grid, &run.layout, 0);
+    let plan = program::ChunkPlan::new(&run.model, &run.grid, &run.layout, 0, run.layout.coords(0));
     let len = |bucket| plan.buckets.iter().find(|b| b.bucket == bucket).unwrap().at.len() as u64;
     let (embed, layer, norms) = (len(Bucket::Embed), len(Bucket::Layer(0)), len(Bucket::Norms));
     let told = train(&["layout.dp=4", "layout.zero=3", "grid.accumulate=reduced"]);

@@ -17,9 +17,9 @@ use spec::{Run, Transport};
 use super::launch::Finished;
 
 /// The axes by the names of their groups, in the order of [`program::check::AXES`].
-pub const AXES: [&str; 8] = ["tp", "cp", "pp", "dp", "shard", "replica", "world", "ep"];
+pub const AXES: [&str; 11] = ["tp", "cp", "pp", "dp", "shard", "replica", "edp", "eshard", "ereplica", "world", "ep"];
 /// Axes whose bytes are compared.
-pub const COMPARED: usize = 6;
+pub const COMPARED: usize = 9;
 /// The row of what goes to mirrors; the program has it on `world`.
 const MIRROR: &str = "mirror send";
 /// What the rows that count bytes between hosts end with.
@@ -189,10 +189,10 @@ pub fn audit(run: &Run, finished: &Finished, after: u64) -> Result<(Counts, Vec<
 /// and with zero below 3 also 4 for each parameter of the others of its shard group.
 fn state_bytes(run: &Run, rank: usize) -> u64 {
     let (layout, at) = (&run.layout, run.layout.coords(rank));
-    let plans = layout.chunks_of(at.pp).map(|chunk| ChunkPlan::new(&run.model, &run.grid, layout, chunk));
+    let plans = layout.chunks_of(at.pp).map(|chunk| ChunkPlan::new(&run.model, &run.grid, layout, chunk, at));
     let buckets = plans.flat_map(|plan| plan.buckets).filter(|bucket| bucket.parameters);
     let of = |bucket: program::buckets::BucketPlan| {
-        let owned = bucket.owned(layout, layout.holder(at)).len();
+        let owned = bucket.owned(at).len();
         4 * (3 * owned + if layout.zero == 3 { owned } else { bucket.at.len() })
     };
     buckets.map(of).sum::<usize>() as u64
@@ -241,6 +241,7 @@ fn units(run: &Run, rank: usize) -> u64 {
 fn unclaimed(run: &Run, rank: usize, sent: &Sent) -> Vec<String> {
     let layout = &run.layout;
     let replicas = if layout.zero > 0 { layout.replicas() } else { 1 };
+    let experts = layout.holders_of(spec::Class::Experts);
     let owners =
         if rank == 0 { [("shard", layout.shard), ("replica", replicas)] } else { [("shard", 1), ("replica", 1)] };
     let claims = [
@@ -250,6 +251,7 @@ fn unclaimed(run: &Run, rank: usize, sent: &Sent) -> Vec<String> {
         ("dp", layout.holders()),
         ("world", layout.world()),
         ("ep", layout.group),
+        ("edp", if run.model.moe.is_some() { experts.count } else { 1 }),
     ];
     let idle = |(axis, ranks): &(&str, usize)| {
         let i = AXES.iter().position(|a| a == axis).expect("an axis");
@@ -275,8 +277,18 @@ mod tests {
         let ranks = (0..run.layout.world()).map(|rank| {
             let sum = |train: u64, eval: u64| run.train.steps * train + rounds * eval;
             let row = |(i, name): (usize, String)| (name, 1, sum(train[rank].bytes[i], eval[rank].bytes[i]));
-            let operations =
-                ["all_gather", "all_gather", "send", "reduce_scatter", "all_gather", "all_gather", "all_gather_bytes"];
+            let operations = [
+                "all_gather",
+                "all_gather",
+                "send",
+                "reduce_scatter",
+                "all_gather",
+                "all_gather",
+                "reduce_scatter",
+                "all_gather",
+                "all_gather",
+                "all_gather_bytes",
+            ];
             let names: Vec<String> = AXES.iter().zip(operations).map(|(a, o)| format!("{a} {o}")).collect();
             RankReport {
                 rank,
@@ -315,7 +327,7 @@ mod tests {
             audit(&run, &bad, 0).unwrap().1.join("\n")
         };
         assert!(broken(|f| f.ranks[3].traffic[0].2 += 4).contains("rank 3 bytes on tp"));
-        assert!(broken(|f| f.ranks[4].traffic[7].2 -= 4).contains("rank 4 bytes to the mirror"));
+        assert!(broken(|f| f.ranks[4].traffic[10].2 -= 4).contains("rank 4 bytes to the mirror"));
         assert!(broken(|f| f.ranks[1].traffic[2].2 = 0).contains("rank 1 sent nothing on pp = 2"));
         assert!(broken(|f| f.ranks[0].instructions -= 1).contains("rank 0 instructions"));
         assert!(broken(|f| f.ranks[2].units += 1).contains("rank 2 units"));

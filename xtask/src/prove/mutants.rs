@@ -47,6 +47,8 @@ pub fn case(mutant: Mutant) -> (Row, Expect) {
         Mutant::CombineInOneBlock => (10, "pp=2", OtherDigest),
         Mutant::GroupReversed => (10, "pp=2", OtherDigest),
         Mutant::ExpertsOwnSlice => (4, "tp=2", Disagreement),
+        // Two groups of two ranks, each with half of the experts.
+        Mutant::ExpertsOtherGroup => (11, "dp=4", OtherDigest),
         // The input part of a cell's first unit comes before the weight part of the last unit of the cell before.
         Mutant::CellsMixed => (1, "pp=2 schedule=zb-h1", OtherDigest),
         Mutant::RecomputeUnmasked => (0, "dp=2 recompute=selective", OtherDigest),
@@ -65,7 +67,8 @@ pub fn case(mutant: Mutant) -> (Row, Expect) {
 pub struct Wrong {
     /// What is wrong.
     pub what: &'static str,
-    /// The layout of the lists, over [`GRID`]; after `tied` over [`GRID_TIED`], after `reduced` over [`GRID_REDUCED`].
+    /// The layout of the lists, over [`GRID`]; after `tied` over [`GRID_TIED`], after `reduced` over [`GRID_REDUCED`], after
+    /// `experts` over [`GRID_EXPERTS`].
     pub layout: &'static str,
     /// What the refusal must say.
     pub reason: &'static str,
@@ -78,6 +81,8 @@ const GRID: usize = 6;
 const GRID_TIED: usize = 1;
 /// The one for layouts that begin with `reduced`: gradients leave microbatch by microbatch.
 const GRID_REDUCED: usize = 9;
+/// The one for layouts that begin with `experts`: groups of two data cells.
+const GRID_EXPERTS: usize = 11;
 /// Everything is sharded.
 const SHARDED: &str = "reduced dp=2 tp=2 pp=2 zero=3";
 /// With ZeRO-1, so that every exchange is there.
@@ -238,6 +243,30 @@ pub const WRONG: &[Wrong] = &[
         },
     },
     Wrong {
+        what: "expert gradients of the wrong group: summed over ranks with other experts",
+        layout: "experts dp=4 tp=2 zero=1",
+        reason: "Experts(0) are of each group of data cells: its gradients are summed over the ranks at the same place",
+        change: |lists| {
+            for instr in lists.iter_mut().flat_map(|list| &mut list.instrs) {
+                if let Op::Collective { value: Value::Grads(Bucket::Experts(_)), axis, .. } = &mut instr.op {
+                    *axis = Axis::Dp;
+                }
+            }
+        },
+    },
+    Wrong {
+        what: "updated experts gathered from ranks with other experts",
+        layout: "experts dp=4 tp=2 zero=1",
+        reason: "no step has such an exchange",
+        change: |lists| {
+            for instr in lists.iter_mut().flat_map(|list| &mut list.instrs) {
+                if let Op::Collective { value: Value::Params(Bucket::Experts(_)), axis, .. } = &mut instr.op {
+                    *axis = Axis::Shard;
+                }
+            }
+        },
+    },
+    Wrong {
         what: "partial outputs gathered instead of summed",
         layout: LISTS,
         reason: "`AllGather Partial Tp",
@@ -373,6 +402,7 @@ pub fn refusal(wrong: &Wrong) -> Result<Option<String>, String> {
     let (grid, layout) = match wrong.layout.split_once(' ') {
         Some(("tied", layout)) => (GRID_TIED, layout),
         Some(("reduced", layout)) => (GRID_REDUCED, layout),
+        Some(("experts", layout)) => (GRID_EXPERTS, layout),
         _ => (GRID, wrong.layout),
     };
     let run = parse(grid, &sets(layout))?;

@@ -305,6 +305,7 @@ fn may_swap(layout: &Layout, a: &Instr, b: &Instr) -> bool {
         Axis::Tp => layout.tp,
         Axis::Cp => layout.cp,
         Axis::Dp => layout.holders(),
+        Axis::ExpertDp => layout.holders_of(spec::Class::Experts).count,
         Axis::Pp => layout.pp,
         _ => layout.world(),
     };

@@ -41,7 +41,17 @@ impl Row {
 
 /// The keys without their sections.
 pub fn short(sets: &[String]) -> String {
-    let words = sets.iter().map(|set| set.rsplit_once('.').map_or(set.as_str(), |(_, word)| word).replace(' ', ""));
+    let word = |set: &String| {
+        let word = set.split_once('.').map_or(set.as_str(), |(_, word)| word);
+        // Of a path its name is enough.
+        match word.split_once('=') {
+            Some((key, path)) if path.contains('/') => {
+                format!("{key}={}", path.rsplit('/').next().unwrap_or(path))
+            }
+            _ => word.replace(' ', ""),
+        }
+    };
+    let words = sets.iter().map(word);
     words.collect::<Vec<_>>().join(" ")
 }
 
@@ -51,7 +61,11 @@ pub fn sets(text: &str) -> Vec<String> {
         true => format!("cluster.{word}"),
         false => format!("layout.{word}"),
     };
-    text.split_whitespace().map(key).collect()
+    // Schedule files lie beside this one.
+    let place = |word: String| {
+        word.replace("schedule_file=", concat!("schedule_file=", env!("CARGO_MANIFEST_DIR"), "/src/prove/"))
+    };
+    text.split_whitespace().map(key).map(place).collect()
 }
 
 const STRAIGHT: &[&[&str]] = &[
@@ -85,6 +99,8 @@ const STRAIGHT: &[&[&str]] = &[
         "dp=2 zero=2",
         "dp=3 zero=3",
         "dp=4 tp=2 zero=3 shard=2",
+        "pp=2 schedule=csv schedule_file=v.csv",
+        "tp=2 pp=2 schedule=csv schedule_file=v.csv recompute=full transport=tcp",
     ],
     &[
         "dp=2 zero=1",
@@ -243,6 +259,11 @@ const STRAIGHT: &[&[&str]] = &[
     &[
         "dp=2 zero=3",
         "dp=4 zero=2",
+        "dp=4",
+        "dp=4 zero=1",
+        "dp=4 zero=1 shard=2 transport=tcp",
+        "dp=4 tp=2 pp=2 zero=1",
+        "dp=4 zero=3",
         "dp=4 zero=3 recompute=full",
         "dp=2 tp=2 zero=3 recompute=full reshard=after_backward",
         "dp=2 pp=2 zero=3 recompute=full",
@@ -266,6 +287,8 @@ const RESUMED: &[(usize, &str, bool, &str)] = &[
     (9, "dp=3 zero=2", false, "dp=2 tp=2 pp=2 zero=3"),
     (9, "dp=4 zero=3 shard=2", false, "threads=1"),
     (10, "dp=4", true, "dp=2 pp=2"),
+    (11, "dp=4 zero=1", false, "dp=2 zero=3"),
+    (11, "dp=4 zero=2", true, "dp=4 tp=2 zero=1"),
 ];
 
 /// The rows that are always run; `simd`: the instruction paths of this CPU.
@@ -338,6 +361,7 @@ mod tests {
             "zb-h1",
             "zbv",
             "dualpipe-v",
+            "schedule_file=v.csv",
             "vpp=3",
             "threads=2",
             "=tcp",

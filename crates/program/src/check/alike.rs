@@ -2,7 +2,7 @@
 //!
 //! **The argument.** Let two data positions be *alike* if the lists of their ranks are equal, list by list, after ranks are
 //! renamed by the distance between the positions and data cells by the distance between their first cells, and but for
-//! the sizes of exchanges that span data positions (`Dp`, `Shard`, `Replica`, `World`). Ranks are numbered with the data
+//! the sizes of exchanges that span data positions (`Dp`, `Shard`, `Replica`, those of experts, `World`). Ranks are numbered with the data
 //! axis outermost, so every tensor and context group, pipeline and message lies inside of one position; only those groups
 //! span positions, and they hold the ranks of the same places of every position. (With shard groups that have replicas
 //! this does not hold: then every list is proved itself.)
@@ -15,8 +15,9 @@
 //!    have come, which is when one member of each class of alike positions has. So all lists end if and only if those of one
 //!    position per class do, with groups of one member per class; and every clock is that of its renamed rank.
 //!
-//! An exchange over `Ep` spans neighbouring positions. If all positions are alike its members come together, so one of them
-//! stands for it; if not, all lists are proved.
+//! An exchange over `Ep` spans neighbouring positions, and those of experts (`ExpertDp`, `ExpertShard`, `ExpertReplica`)
+//! every so manieth one where positions share experts. If all positions are alike the members of all of them come together,
+//! so one stands for them; if not, all lists are proved.
 //!
 //! Nothing is assumed of how the lists came about: every list is made and compared. A position that is like no other (more
 //! data cells than its neighbours, say) is a class of its own and is proved itself.
@@ -189,18 +190,18 @@ impl Renaming {
 
 /// True for the axes whose groups have members in several data positions.
 fn spans(axis: Axis) -> bool {
-    matches!(axis, Axis::Dp | Axis::Shard | Axis::Replica | Axis::World)
+    use Axis::{Dp, ExpertDp, ExpertReplica, ExpertShard, Replica, Shard, World};
+    matches!(axis, Dp | Shard | Replica | ExpertDp | ExpertShard | ExpertReplica | World)
 }
 
 /// The size by the law of an exchange that spans data positions.
-fn size(sizes: &Sizes, layout: &Layout, at: Coords, instr: &Instr) -> Option<u64> {
-    let holder = layout.holder(at);
+fn size(sizes: &Sizes, at: Coords, instr: &Instr) -> Option<u64> {
     match instr.op {
         Op::Collective { value: Value::MirrorGrads, .. } => Some(sizes.mirror_grads(at)),
         Op::Collective { value: Value::Grads(bucket), exchange, .. } => {
-            Some(sizes.grads(instr.chunk, bucket, holder, exchange))
+            Some(sizes.grads(instr.chunk, bucket, at, exchange))
         }
-        Op::Collective { value: Value::Params(bucket), .. } => Some(sizes.params(instr.chunk, bucket, holder)),
+        Op::Collective { value: Value::Params(bucket), .. } => Some(sizes.params(instr.chunk, bucket, at)),
         _ => None,
     }
 }
@@ -217,7 +218,7 @@ fn spanning_sizes(sizes: &Sizes, layout: &Layout, list: &Program, violations: &m
         let want = match value {
             Value::Ballot if train => Some(sizes.ballot(at)),
             Value::Ballot => Some(sizes.ballot_eval(at)),
-            _ => size(sizes, layout, at, instr),
+            _ => size(sizes, at, instr),
         };
         if let Some(want) = want.filter(|want| *want != bytes) {
             violations.push(Violation::Bytes { place: Place::of(list, index), want });
@@ -233,7 +234,7 @@ fn respan(sizes: &Sizes, layout: &Layout, report: &mut RankReport, list: &Progra
     }
     let index = |axis: Axis| AXES.iter().position(|a| *a == axis);
     for instr in &list.instrs {
-        if let (Op::Collective { axis, value, bytes, .. }, Some(own)) = (instr.op, size(sizes, layout, at, instr))
+        if let (Op::Collective { axis, value, bytes, .. }, Some(own)) = (instr.op, size(sizes, at, instr))
             && let Some(axis) = index(axis)
         {
             report.bytes[axis] = report.bytes[axis] + own - bytes;

@@ -5,7 +5,7 @@
 //! than the next one reads, exactly one exchange stands between them. (Sequence parallelism:
 //! Korthikanti et al., arXiv 2205.05198, section 4.2.2.)
 
-use spec::{Accumulate, Coords, Grid, Layout, Model, Recompute};
+use spec::{Accumulate, CLASSES, Class, Coords, Grid, Layout, Model, Recompute};
 
 use super::touch::order;
 use crate::buckets::Bucket;
@@ -68,7 +68,7 @@ pub(super) enum Accumulator {
     Attn(usize),
     /// Matrices of a layer's feed-forward.
     Mlp(usize),
-    /// Experts of a layer, which backward adds to whole.
+    /// Experts of a layer, shared and routed, which backward adds to whole.
     Experts(usize),
     /// All norms (and routers) of the chunk.
     Norms,
@@ -77,14 +77,14 @@ pub(super) enum Accumulator {
 }
 
 impl Accumulator {
-    /// The bucket that it is part of.
-    pub fn bucket(self) -> Bucket {
+    /// True if it is part of `bucket`.
+    pub fn is_of(self, bucket: Bucket) -> bool {
         match self {
-            Self::Embed => Bucket::Embed,
-            Self::Attn(layer) | Self::Mlp(layer) => Bucket::Layer(layer),
-            Self::Experts(layer) => Bucket::Experts(layer),
-            Self::Norms => Bucket::Norms,
-            Self::Head => Bucket::Head,
+            Self::Embed => bucket == Bucket::Embed,
+            Self::Attn(layer) | Self::Mlp(layer) => bucket == Bucket::Layer(layer),
+            Self::Experts(layer) => [Bucket::Shared(layer), Bucket::Experts(layer)].contains(&bucket),
+            Self::Norms => bucket == Bucket::Norms,
+            Self::Head => bucket == Bucket::Head,
         }
     }
 }
@@ -398,7 +398,10 @@ pub(super) fn reads(model: &Model, layout: &Layout, pass: Pass, segment: Segment
         Segment::AttnNorm(_) | Segment::MlpNorm(_) | Segment::HeadNorm | Segment::Route(_) => {
             [Some(Bucket::Norms), None]
         }
-        Segment::Experts(layer) => [Some(Bucket::Experts(layer)), None],
+        Segment::Experts(layer) => {
+            let shared = model.moe.as_ref().is_some_and(|moe| moe.shared_ffn > 0);
+            [Some(Bucket::Experts(layer)), shared.then_some(Bucket::Shared(layer))]
+        }
         Segment::Qkv(layer) | Segment::Attn(layer) => {
             // Backward norms the rows again.
             let norms = model.qk_norm || pass != Pass::Forward;
@@ -419,8 +422,8 @@ pub(super) struct Sums {
     pub early: bool,
     /// How.
     pub exchange: Exchange,
-    /// They then go to the replicas of their owner.
-    pub spread: bool,
+    /// They then go to the replicas of their owner: of common parameters, of experts.
+    spread: [bool; 2],
 }
 
 impl Sums {
@@ -432,8 +435,13 @@ impl Sums {
             count: if reduced { grid.microbatches } else { 1 },
             early,
             exchange: if everywhere { Exchange::AllReduce } else { Exchange::ReduceScatter },
-            spread: !everywhere && layout.holders() > layout.shard,
+            spread: CLASSES.map(|class| !everywhere && layout.holders_of(class).replicas() > 1),
         }
+    }
+
+    /// True if the sums of `bucket` go to replicas of their owner.
+    pub fn spread(&self, bucket: Bucket) -> bool {
+        self.spread[usize::from(bucket.class() == Class::Experts)]
     }
 }
 

@@ -6,7 +6,19 @@ use crate::instr::{Axis, Pass, Value};
 use crate::placement::{STATES, State};
 
 /// The axes in the order of the counts of a [`RankReport`].
-pub const AXES: [Axis; 8] = [Axis::Tp, Axis::Cp, Axis::Pp, Axis::Dp, Axis::Shard, Axis::Replica, Axis::World, Axis::Ep];
+pub const AXES: [Axis; 11] = [
+    Axis::Tp,
+    Axis::Cp,
+    Axis::Pp,
+    Axis::Dp,
+    Axis::Shard,
+    Axis::Replica,
+    Axis::ExpertDp,
+    Axis::ExpertShard,
+    Axis::ExpertReplica,
+    Axis::World,
+    Axis::Ep,
+];
 
 /// Unit costs: a layer forward takes this many ticks, half in attention, half in the
 /// feed-forward; so does each part of backward. Everything else is free.

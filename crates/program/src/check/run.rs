@@ -97,7 +97,13 @@ fn same_collective(a: &Instr, b: &Instr) -> bool {
         ) => {
             let units = match x {
                 // The ranks of a group name its unit by different cells, and have one group each.
-                Axis::Dp | Axis::Shard | Axis::Replica | Axis::Ep => a.unit.map(|u| u.mb) == b.unit.map(|u| u.mb),
+                Axis::Dp
+                | Axis::Shard
+                | Axis::Replica
+                | Axis::ExpertDp
+                | Axis::ExpertShard
+                | Axis::ExpertReplica
+                | Axis::Ep => a.unit.map(|u| u.mb) == b.unit.map(|u| u.mb),
                 _ => a.unit == b.unit,
             };
             (e, v, x) == (f, w, y) && a.chunk == b.chunk && units

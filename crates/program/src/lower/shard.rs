@@ -14,8 +14,8 @@ use crate::state::tied_apart;
 /// The buckets whose parameters `task` reads, in order, without [`Bucket::Norms`], which all of it reads.
 fn reads(model: &Model, layout: &Layout, mode: Mode, task: &Task) -> Vec<Bucket> {
     let chunk = task.chunk;
-    let experts = |l| model.moe.as_ref().map(|_| Bucket::Experts(l));
-    let layers = layout.stages[chunk].clone().flat_map(|l| [Some(Bucket::Layer(l)), experts(l)]).flatten();
+    let experts = |l| feed_forward(model, l);
+    let layers = layout.stages[chunk].clone().flat_map(|l| std::iter::once(Bucket::Layer(l)).chain(experts(l)));
     let head = (chunk + 1 == layout.chunks()).then(|| head_parameters(model, layout));
     match task.turn {
         Turn::Forward => {
@@ -24,16 +24,22 @@ fn reads(model: &Model, layout: &Layout, mode: Mode, task: &Task) -> Vec<Bucket>
             embed.into_iter().chain(layers).chain(head.filter(|_| mode == Mode::Eval)).collect()
         }
         Turn::Backward | Turn::BackwardInput if mode == Mode::Train => {
-            let of_layer = |l| match (experts(l), layout.recompute[l]) {
-                (Some(experts), Recompute::Full) => vec![Bucket::Layer(l), experts],
-                (Some(experts), _) => vec![experts, Bucket::Layer(l)],
-                (None, _) => vec![Bucket::Layer(l)],
+            let of_layer = |l| {
+                let (mut experts, layer): (Vec<_>, _) = (experts(l).collect(), Bucket::Layer(l));
+                experts.insert(if layout.recompute[l] == Recompute::Full { 0 } else { experts.len() }, layer);
+                experts
             };
             head.into_iter().chain(layout.stages[chunk].clone().rev().flat_map(of_layer)).collect()
         }
         // Gradients of weights need activations, not weights.
         _ => Vec::new(),
     }
+}
+
+/// The buckets of a layer's experts.
+pub(super) fn feed_forward(model: &Model, layer: usize) -> impl Iterator<Item = Bucket> + use<> {
+    let shared = model.moe.as_ref().filter(|moe| moe.shared_ffn > 0).map(|_| Bucket::Shared(layer));
+    shared.into_iter().chain(model.moe.as_ref().map(|_| Bucket::Experts(layer)))
 }
 
 /// Which parameters are gathered and freed in the task at hand.
@@ -69,10 +75,6 @@ impl List<'_> {
         self.unit.is_none_or(|unit| self.with.layout.cells[self.at.dp].contains(&unit.cell))
     }
 
-    fn holder(&self) -> usize {
-        self.with.layout.holder(self.at)
-    }
-
     fn sharded_parameters(&self) -> bool {
         self.with.layout.zero == 3
     }
@@ -106,6 +108,15 @@ impl List<'_> {
         self.shut(bucket);
     }
 
+    /// `work`, which reads the experts of a layer, likewise.
+    pub(super) fn experts(&mut self, layer: usize, work: impl FnOnce(&mut Self)) {
+        let buckets = || feed_forward(self.with.model, layer);
+        let (buckets, ends) = (buckets(), buckets());
+        buckets.for_each(|bucket| self.open(bucket));
+        self.if_works(work);
+        ends.for_each(|bucket| self.shut(bucket));
+    }
+
     /// Before the work that reads `bucket`; others may be opened and shut inside.
     pub(super) fn open(&mut self, bucket: Bucket) {
         if self.sharded_parameters() {
@@ -133,9 +144,13 @@ impl List<'_> {
     fn gather_parameters(&mut self, bucket: Bucket) {
         let kept = self.reading.kept.get(&(self.chunk, bucket));
         if kept.is_none_or(|(first, _)| *first == self.reading.task) {
-            let bytes = self.with.sizes.params(self.chunk, bucket, self.holder());
-            self.collective(Exchange::AllGather, Value::Params(bucket), Axis::Shard, bytes);
+            self.params(bucket);
         }
+    }
+
+    fn params(&mut self, bucket: Bucket) {
+        let bytes = self.with.sizes.params(self.chunk, bucket, self.at);
+        self.collective(Exchange::AllGather, Value::Params(bucket), Axis::shard(bucket.class()), bytes);
     }
 
     fn release(&mut self, bucket: Bucket) {
@@ -160,8 +175,9 @@ impl List<'_> {
     }
 
     fn sum(&mut self, bucket: Bucket, exchange: Exchange) {
-        let axis = if exchange == Exchange::AllGather { Axis::Replica } else { Axis::Dp };
-        let bytes = self.with.sizes.grads(self.chunk, bucket, self.holder(), exchange);
+        let class = bucket.class();
+        let axis = if exchange == Exchange::AllGather { Axis::replica(class) } else { Axis::holders(class) };
+        let bytes = self.with.sizes.grads(self.chunk, bucket, self.at, exchange);
         self.collective(exchange, Value::Grads(bucket), axis, bytes);
     }
 
@@ -178,12 +194,13 @@ impl List<'_> {
                 }
             }
         }
-        if layout.replicas() == 1 || (layout.zero == 0 && !leave_early(grid, layout)) {
+        if layout.zero == 0 && !leave_early(grid, layout) {
             return;
         }
         for chunk in layout.chunks_of(self.at.pp) {
             self.chunk = chunk;
-            sizes.buckets(chunk).for_each(|bucket| self.sum(bucket, Exchange::AllGather));
+            let replicated = |bucket: &Bucket| layout.holders_of(bucket.class()).replicas() > 1;
+            sizes.buckets(chunk).filter(replicated).for_each(|bucket| self.sum(bucket, Exchange::AllGather));
         }
     }
 
@@ -199,11 +216,11 @@ impl List<'_> {
         let uses: Vec<_> = [(0, last), (last, 0)].into_iter().filter(here).collect();
         for &(here, there) in &uses {
             self.chunk = here;
-            self.send(Value::TiedGrads, there, sizes.tied_grads(here, self.holder()));
+            self.send(Value::TiedGrads, there, sizes.tied_grads(here, self.at));
         }
         for &(here, there) in &uses {
             self.chunk = here;
-            self.recv(Value::TiedGrads, there, sizes.tied_grads(here, self.holder()));
+            self.recv(Value::TiedGrads, there, sizes.tied_grads(here, self.at));
         }
     }
 
@@ -216,8 +233,7 @@ impl List<'_> {
         for chunk in layout.chunks_of(self.at.pp) {
             self.chunk = chunk;
             for bucket in sizes.buckets(chunk).filter(|b| sizes.has_parameters(chunk, *b)) {
-                let bytes = sizes.params(chunk, bucket, self.holder());
-                self.collective(Exchange::AllGather, Value::Params(bucket), Axis::Shard, bytes);
+                self.params(bucket);
             }
         }
     }

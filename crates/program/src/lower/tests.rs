@@ -91,7 +91,7 @@ fn gradients_over_uneven_cells() {
     let grid = Grid::new(&model, 4, 32, 1, Some(4), 1).unwrap();
     let layout = testing::layout(&model, &grid, [3, 1, 1], Schedule::GPipe, None);
     assert_eq!(layout.cells, [0..2, 2..3, 3..4]);
-    let plan = ChunkPlan::new(&model, &grid, &layout, 0);
+    let plan = ChunkPlan::new(&model, &grid, &layout, 0, layout.coords(0));
     for rank in 0..3 {
         let program = lower_parts(&model, &grid, &layout, 32, rank, Mode::Train);
         let grads = program.instrs.iter().filter_map(|i| match i.op {

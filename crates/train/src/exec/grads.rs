@@ -5,9 +5,10 @@ use std::ops::Range;
 
 use fabric::{Group, ReducePlan};
 use kernels::Ctx;
-use program::{Bucket, Exchange, Instr};
+use program::buckets::BucketPlan;
+use program::{Axis, Bucket, Exchange, Instr};
 use spec::tree::Counter;
-use spec::{Accumulate, Grid, Run, Unit};
+use spec::{Accumulate, Class, Grid, Run, Unit};
 
 use super::{Executor, unhosted, unit_of};
 use crate::comm::Comm;
@@ -15,7 +16,7 @@ use crate::error::TrainError;
 use crate::mutant::{self, Mutant};
 use crate::place::Place;
 use crate::segments;
-use crate::state::ChunkState;
+use crate::state::{BucketState, ChunkState};
 
 impl Executor<'_> {
     /// Norm gradients of one unit: those of each lane summed over its slices, then onto the lane's accumulators.
@@ -45,22 +46,24 @@ impl Executor<'_> {
         let ctx = self.ctx;
         let add = |left: &mut [f32], right: &[f32]| kernels::add_assign(ctx, left, right);
         let grid = &self.run.grid;
+        let class = bucket.class();
         if exchange == Exchange::AllGather {
-            let parts =
-                relative(&state.buckets[at].plan.parts, state.buckets[at].owned.start, &self.comm.replica, self.run);
+            let replica = self.comm.group(Axis::replica(class));
+            let parts = relative(&state.buckets[at].plan, state.buckets[at].owned.start, replica, self.run);
             let mut total = state.grads.pool.take(state.buckets[at].owned.len());
             let sum = std::mem::take(&mut state.buckets[at].sum);
-            self.comm.endpoint.all_gather(&self.comm.replica, &parts, &sum, &mut total)?;
+            self.comm.endpoint.all_gather(replica, &parts, &sum, &mut total)?;
             state.grads.pool.give(sum);
             state.complete(at, total, add);
             return Ok(());
         }
-        let mut nodes = state.take_closed(at, grid.leaves());
+        let mut nodes = state.take_closed(at, bucket.leaves(grid));
         if let Some((_, first)) = nodes.first_mut() {
             self.faults.spoil(first);
         }
         nodes.iter().for_each(|(_, data)| self.recheck.see(data));
-        let group = &self.comm.dp;
+        let astray = self.mutant == Some(Mutant::ExpertsOtherGroup) && class == Class::Experts;
+        let group = self.comm.group(if astray { Axis::Ep } else { Axis::holders(class) });
         let sum = if group.len() == 1 {
             let sum = nodes.pop().map(|(_, data)| data).ok_or_else(|| unhosted(instr))?;
             state.grads.alive.sub(sum.len());
@@ -68,11 +71,15 @@ impl Executor<'_> {
         } else {
             let plan = &state.buckets[at].plan;
             let parts = plan.parts.iter().map(|p| vec![counted_from(plan.at.start, p)]).collect();
-            let cells = self.run.layout.leaves(grid);
-            let mut plan = ReducePlan { leaves: grid.leaves(), cells, parts };
+            let me = if astray { self.place.at.dp % plan.holders.apart } else { plan.holders.number(self.place.at) };
+            let cells = bucket.leaves_of(grid, &self.run.layout);
+            let mut plan = ReducePlan { leaves: bucket.leaves(grid), cells, parts };
             let mut mine: Vec<_> = nodes.iter().map(|(node, data)| (node.clone(), data.as_slice())).collect();
-            mutant::leaves(self.mutant, &mut plan, &mut mine, self.place.holder);
-            let own = plan.parts[self.place.holder][0].clone();
+            mutant::leaves(self.mutant, &mut plan, &mut mine, me);
+            if astray {
+                mine[0].0 = plan.subtrees(me)[0].clone();
+            }
+            let own = plan.parts[me][0].clone();
             let mut sum = if exchange == Exchange::AllReduce {
                 let mut sum = state.grads.pool.take(state.buckets[at].owned.len());
                 self.comm.endpoint.all_reduce(group, &plan, &mine, &mut sum)?;
@@ -82,14 +89,14 @@ impl Executor<'_> {
                 self.comm.endpoint.reduce_scatter(group, &plan, &mine, &mut sum)?;
                 sum
             };
-            if self.mutant == Some(Mutant::LeafTwice) && exchange != Exchange::AllReduce && self.place.holder == 0 {
+            if self.mutant == Some(Mutant::LeafTwice) && exchange != Exchange::AllReduce && me == 0 {
                 add(&mut sum, &mine[0].1[own]);
             }
             state.grads.recycle(nodes.into_iter().map(|(_, data)| data));
             sum
         };
         let last = grid.accumulate == Accumulate::Local || instr.unit.is_some_and(|u| u.mb + 1 == grid.microbatches);
-        let whole = self.run.layout.replicas() == 1 || exchange == Exchange::AllReduce;
+        let whole = self.run.layout.holders_of(class).replicas() == 1 || exchange == Exchange::AllReduce;
         let bucket = &mut state.buckets[at];
         if bucket.sum.is_empty() {
             bucket.sum = sum;
@@ -110,7 +117,7 @@ impl Executor<'_> {
         let plan = &state.buckets[at].plan;
         let parts: Vec<_> = plan.shards.iter().map(|s| vec![counted_from(plan.at.start, s)]).collect();
         let whole = plan.at.clone();
-        let (endpoint, group) = (&self.comm.endpoint, &self.comm.shard);
+        let (endpoint, group) = (&self.comm.endpoint, self.comm.group(Axis::shard(bucket.class())));
         if !state.gathers {
             endpoint.all_gather_in_place(group, &parts, &mut state.params[whole])?;
             return Ok(());
@@ -136,9 +143,11 @@ impl Executor<'_> {
         let to = mirrors.map(|mirrors| mirrors.mirror(&self.run.layout, self.place.rank));
         let to = to.ok_or_else(|| TrainError::Internal("no rank mirrors this one".into()))?;
         let (endpoint, group) = (&self.comm.endpoint, &self.comm.mirror);
+        let layout = &self.run.layout;
         let updated = |state: &ChunkState| {
+            let mirrored = |b: &BucketState| b.plan.parameters && layout.mirrors(b.plan.bucket.class());
             let buckets = state.buckets.iter().enumerate();
-            buckets.filter(|(_, b)| b.plan.parameters && !b.owned.is_empty()).map(|(i, _)| i).collect::<Vec<_>>()
+            buckets.filter(|(_, b)| mirrored(b) && !b.owned.is_empty()).map(|(i, _)| i).collect::<Vec<_>>()
         };
         for state in self.chunks.values() {
             for bucket in updated(state) {
@@ -165,7 +174,10 @@ impl Executor<'_> {
     /// Ends the leaf of a data cell.
     pub(super) fn close(&mut self, instr: &Instr, cell: usize, bucket: Bucket) -> Result<(), TrainError> {
         let unit = Unit { cell, ..leaf_of(&self.run.grid, unit_of(instr)?) };
-        let leaves: Vec<usize> = self.place.leaves(unit).collect();
+        let leaves: Vec<usize> = match bucket.class() {
+            Class::Common => self.place.leaves(unit).collect(),
+            Class::Experts => self.place.expert_leaves(unit).collect(),
+        };
         let ctx = self.ctx;
         let (state, at) = bucket_of(&mut self.chunks, instr, bucket)?;
         state.close(at, unit, leaves.into_iter(), |left, right| kernels::add_assign(ctx, left, right));
@@ -192,8 +204,8 @@ fn bucket_of<'s>(
 }
 
 /// The parts of the members of a group of replicas, counted from the start of their shard.
-fn relative(parts: &[Range<usize>], start: usize, replicas: &Group, run: &Run) -> Vec<Vec<Range<usize>>> {
-    let part = |rank: &u32| vec![counted_from(start, &parts[run.layout.holder(run.layout.coords(*rank as usize))])];
+fn relative(plan: &BucketPlan, start: usize, replicas: &Group, run: &Run) -> Vec<Vec<Range<usize>>> {
+    let part = |rank: &u32| vec![counted_from(start, &plan.part(run.layout.coords(*rank as usize)))];
     replicas.ranks.iter().map(part).collect()
 }
 

@@ -4,7 +4,7 @@ use std::ops::Range;
 
 use program::Mirrors;
 use program::buckets::ChunkPlan;
-use spec::{Grid, Layout, Model, Run};
+use spec::{Coords, Grid, Layout, Model, Run};
 
 use crate::state::{Held, of_chunk};
 
@@ -35,32 +35,49 @@ pub struct Holdings {
 /// What each rank keeps under the layout of `run`, by rank.
 pub fn holdings(run: &Run) -> Vec<Holdings> {
     let Run { model, grid, layout, .. } = run;
-    let plans: Vec<_> = (0..layout.chunks()).map(|chunk| ChunkPlan::new(model, grid, layout, chunk)).collect();
-    let mut all: Vec<_> = (0..layout.world()).map(|rank| of_rank(model, grid, layout, &plans, rank)).collect();
+    // By place in a group, on which the experts depend, then by chunk.
+    let of_place = |place| {
+        let at = Coords { dp: place, ..layout.coords(0) };
+        (0..layout.chunks()).map(|chunk| ChunkPlan::new(model, grid, layout, chunk, at)).collect()
+    };
+    let plans: Vec<Vec<_>> = (0..layout.group).map(of_place).collect();
+    let mut of_ranks: Vec<_> = (0..layout.world()).map(|rank| of_rank(model, grid, layout, &plans, rank)).collect();
     if let Some(mirrors) = Mirrors::of(layout) {
         for rank in 0..layout.world() {
-            all[rank].mirrored = all[mirrors.ward(layout, rank)].owned.clone();
+            of_ranks[rank].0.mirrored = of_ranks[mirrors.ward(layout, rank)].1.clone();
         }
     }
-    all
+    of_ranks.into_iter().map(|(held, _)| held).collect()
 }
 
-fn of_rank(model: &Model, grid: &Grid, layout: &Layout, plans: &[ChunkPlan], rank: usize) -> Holdings {
+/// What it keeps but for what it mirrors, and what its mirror keeps of it.
+fn of_rank(
+    model: &Model,
+    grid: &Grid,
+    layout: &Layout,
+    plans: &[Vec<ChunkPlan>],
+    rank: usize,
+) -> (Holdings, Vec<Slot>) {
     let at = layout.coords(rank);
+    let plans = &plans[at.dp % layout.group];
+    let mut mirrored = Vec::new();
     let mut all = Holdings::default();
     for chunk in layout.chunks_of(at.pp) {
         let held = of_chunk(model, grid, layout, &plans[chunk], chunk, at.tp);
         for bucket in plans[chunk].buckets.iter().filter(|bucket| bucket.parameters) {
-            let owned = slots(&held, chunk, &bucket.owned(layout, layout.holder(at)));
+            let owned = slots(&held, chunk, &bucket.owned(at));
             if layout.zero == 3 {
                 all.params.extend(owned.iter().cloned());
             } else {
                 all.params.extend(slots(&held, chunk, &bucket.at));
             }
+            if layout.mirrors(bucket.bucket.class()) {
+                mirrored.extend(owned.iter().cloned());
+            }
             all.owned.extend(owned);
         }
     }
-    all
+    (all, mirrored)
 }
 
 fn slots(held: &[Held], chunk: usize, range: &Range<usize>) -> Vec<Slot> {

@@ -72,6 +72,8 @@ pub struct ChunkState {
     /// With several tensor cells, the accumulators of those tensors: a vector per hosted cell, together one more bucket
     /// behind the others in `grads`.
     slices: Vec<Range<usize>>,
+    /// Context cells of this rank: the lanes of its first data cell, which have the leaves of a group's routed experts.
+    contexts: usize,
     /// Gathered parameters.
     pub gathered: Alive,
 }
@@ -87,21 +89,22 @@ fn slot(tensor: &Tensor) -> (usize, Role) {
 impl ChunkState {
     /// Allocates the state of `chunk` on the rank at `place`; parameters are zero until filled.
     pub fn new(run: &Run, place: &Place, chunk: usize) -> Self {
-        Self::build(run, place, chunk, run.layout.zero == 3)
+        Self::build(run, place, chunk, run.layout.zero == 3, |_| true)
     }
 
-    /// Allocates a mirror of it: what the rank at `place` updates, and nothing else.
+    /// Allocates a mirror of it: what the rank at `place` updates and no other rank has, and nothing else.
     pub fn mirror(run: &Run, place: &Place, chunk: usize) -> Self {
-        Self::build(run, place, chunk, true)
+        Self::build(run, place, chunk, true, |bucket| run.layout.mirrors(bucket.class()))
     }
 
-    fn build(run: &Run, place: &Place, chunk: usize, gathers: bool) -> Self {
+    fn build(run: &Run, place: &Place, chunk: usize, gathers: bool, keeps: impl Fn(Bucket) -> bool) -> Self {
         let layout = &run.layout;
-        let plan = ChunkPlan::new(&run.model, &run.grid, layout, chunk);
+        let plan = ChunkPlan::new(&run.model, &run.grid, layout, chunk, place.at);
         let held = held::of_chunk(&run.model, &run.grid, layout, &plan, chunk, place.at.tp);
         let index = held.iter().enumerate().map(|(i, h)| (slot(&h.tensor), i)).collect();
         let tied_output = plan.buckets.iter().find(|b| !b.parameters).map(|b| b.at.clone());
         let mut slice_at = BTreeMap::new();
+        let contexts = place.contexts.len();
         if place.grid_tp > 1 {
             let mut at = 0;
             for h in held.iter().filter(|h| h.tensor.role.is_per_slice()) {
@@ -118,17 +121,17 @@ impl ChunkState {
         }
         let grads = Grads::new(&starts);
         let buckets = plan.buckets.into_iter().enumerate().map(|(i, plan)| {
-            let owned = plan.owned(layout, place.holder);
+            let owned = if keeps(plan.bucket) { plan.owned(place.at) } else { plan.at.start..plan.at.start };
             let kept = if plan.parameters { owned.len() } else { 0 };
             if plan.parameters && !gathers {
                 params.put(i, vec![0.0; plan.at.len()]);
             }
             BucketState {
-                part: plan.parts[place.holder].clone(),
+                part: plan.part(place.at),
                 shard: vec![0.0; if gathers { kept } else { 0 }],
                 moment1: vec![0.0; kept],
                 moment2: vec![0.0; kept],
-                closed: Counter::new(run.grid.leaves()),
+                closed: Counter::new(plan.bucket.leaves(&run.grid)),
                 sum: Vec::new(),
                 total: Vec::new(),
                 owned,
@@ -137,7 +140,7 @@ impl ChunkState {
         });
         let buckets = buckets.collect();
         let gathered = Alive::default();
-        Self { chunk, held, index, buckets, params, grads, gathers, tied_output, slice_at, slices, gathered }
+        Self { chunk, held, index, buckets, params, grads, gathers, tied_output, slice_at, slices, contexts, gathered }
     }
 
     /// The tensor with `role` in `layer` (0 for those outside of the layers).
@@ -183,9 +186,14 @@ impl ChunkState {
         };
         let mut leaves = vec![Vec::new(); self.slices.len()];
         for lane in 0..lanes {
+            let ranges: Vec<_> = self.sliced(lane).map(|(_, at)| at.clone()).collect();
+            if ranges.is_empty() {
+                continue;
+            }
             let all = self.grads.take(unit, lane, self.buckets.len());
             for (leaf, slice) in leaves.iter_mut().zip(&self.slices) {
-                leaf.extend_from_slice(&all[slice.start - start..slice.end - start]);
+                let of_slice = &all[slice.start - start..slice.end - start];
+                ranges.iter().for_each(|at| leaf.extend_from_slice(&of_slice[at.clone()]));
             }
             self.grads.recycle([all]);
         }
@@ -194,12 +202,22 @@ impl ChunkState {
 
     /// Puts the sums over the slices, `lanes` side by side, into the accumulators of the unit at hand.
     pub fn close_slices(&mut self, total: &[f32], lanes: usize) {
-        for (lane, total) in total.chunks_exact(total.len() / lanes).enumerate() {
-            for (key, at) in &self.slice_at {
-                let to = self.held[self.index[key]].at.clone();
-                self.grads.lane(lane, to).copy_from_slice(&total[at.clone()]);
+        let mut rest = total;
+        for lane in 0..lanes {
+            let keys: Vec<_> = self.sliced(lane).map(|(key, _)| *key).collect();
+            for key in keys {
+                let to = self.held[self.index[&key]].at.clone();
+                let (sum, after) = rest.split_at(to.len());
+                self.grads.lane(lane, to).copy_from_slice(sum);
+                rest = after;
             }
         }
+    }
+
+    /// The tensors with a leaf per slice that add to lane `lane`, and where they stand in a vector of slices. All data cells
+    /// of a group add to its first one's leaf of a routed expert.
+    fn sliced(&self, lane: usize) -> impl Iterator<Item = (&(usize, Role), &Range<usize>)> {
+        self.slice_at.iter().filter(move |((_, role), _)| lane < self.contexts || !role.is_expert())
     }
 
     /// The role under which this chunk holds the output projection.
@@ -212,8 +230,8 @@ impl ChunkState {
         self.buckets.iter().position(|b| b.plan.bucket == bucket)
     }
 
-    /// Ends bucket number `bucket` of `unit`: the gradients of its lanes, the leaves `leaves` (ascending), join the tree
-    /// over the cells.
+    /// Ends bucket number `bucket` of `unit`: the gradients of its first lanes, the leaves `leaves` (ascending), join the
+    /// tree over its leaves.
     pub fn close(
         &mut self,
         bucket: usize,

@@ -27,13 +27,13 @@ pub(super) struct BucketOrder {
 
 impl BucketOrder {
     pub fn new(bucket: Bucket, law: &Law) -> Self {
-        let of = law.accumulators.iter().enumerate().filter(|(_, (a, _))| a.bucket() == bucket).map(|(i, _)| i);
+        let of = law.accumulators.iter().enumerate().filter(|(_, (a, _))| a.is_of(bucket)).map(|(i, _)| i);
         Self { bucket, accumulators: of.collect(), closed: 0, sums: 0, spread: false, present: false, updated: false }
     }
 
     /// All its sums are where they must be before the vote.
     pub fn summed(&self, sums: &Sums) -> bool {
-        self.sums == sums.count && (self.spread || !sums.spread)
+        self.sums == sums.count && (self.spread || !sums.spread(self.bucket))
     }
 }
 
@@ -108,7 +108,7 @@ impl Order<'_> {
         if let Some(mb) = self.yet_to_add(local, leaf, accumulators.into_iter()) {
             self.out_of_order(at, format!("mb {mb} of the cell has yet to add to the weight gradients of {bucket:?}"));
         }
-        if matches!(bucket, Bucket::Experts(_)) && self.chunks[local].sliced <= leaf {
+        if bucket.is_per_slice() && self.chunks[local].sliced <= leaf {
             self.out_of_order(at, "the cell's gradients by sequence slice are not summed");
         }
         self.chunks[local].buckets[index].closed = leaf + 1;
@@ -129,7 +129,7 @@ impl Order<'_> {
         if leaf < chunk.sliced {
             return self.double(at);
         }
-        let experts = || chunk.buckets.iter().filter(|b| matches!(b.bucket, Bucket::Experts(_)));
+        let experts = || chunk.buckets.iter().filter(|b| b.bucket.is_per_slice());
         let in_turn = leaf == chunk.sliced && experts().all(|b| b.closed == leaf);
         let open = self.yet_to_add(local, leaf, experts().flat_map(|b| b.accumulators.clone()));
         if !in_turn {
@@ -148,11 +148,7 @@ impl Order<'_> {
         if exchange != want {
             return self.wrong(at, format!("with zero {} it is {want:?}", self.step.layout.zero));
         }
-        self.want_bytes(
-            at,
-            bytes,
-            self.step.sizes.grads(instr.chunk, bucket, self.step.layout.holder(self.at), exchange),
-        );
+        self.want_bytes(at, bytes, self.step.sizes.grads(instr.chunk, bucket, self.at, exchange));
         let BucketOrder { sums, closed, .. } = self.chunks[local].buckets[index];
         if sums == self.step.sums.count {
             return self.double(at);
@@ -168,14 +164,10 @@ impl Order<'_> {
     /// Sums to the replicas of their owner.
     pub(super) fn spread(&mut self, at: usize, instr: &Instr, bucket: Bucket, bytes: u64) {
         let Some((local, index)) = self.local_bucket(at, instr.chunk, bucket) else { return };
-        if !self.step.sums.spread {
+        if !self.step.sums.spread(bucket) {
             return self.wrong(at, "no other rank owns the same shard, or all have the sum");
         }
-        self.want_bytes(
-            at,
-            bytes,
-            self.step.sizes.grads(instr.chunk, bucket, self.step.layout.holder(self.at), Exchange::AllGather),
-        );
+        self.want_bytes(at, bytes, self.step.sizes.grads(instr.chunk, bucket, self.at, Exchange::AllGather));
         let state = &mut self.chunks[local].buckets[index];
         if std::mem::replace(&mut state.spread, true) {
             return self.double(at);
@@ -199,7 +191,7 @@ impl Order<'_> {
         if !self.step.sizes.has_parameters(instr.chunk, bucket) {
             return self.wrong(at, format!("{bucket:?} has no parameters of its own on this chunk"));
         }
-        self.want_bytes(at, bytes, self.step.sizes.params(instr.chunk, bucket, self.step.layout.holder(self.at)));
+        self.want_bytes(at, bytes, self.step.sizes.params(instr.chunk, bucket, self.at));
         let vote = self.vote;
         let chunk = &mut self.chunks[local];
         let state = &mut chunk.buckets[index];
@@ -243,7 +235,7 @@ impl Order<'_> {
         let parts = [
             (bucket.closed < self.leaves(), "the close of its last cell"),
             (bucket.sums < sums.count, "the exchange of Grads"),
-            (sums.spread && !bucket.spread, "the gather of Grads for replicas"),
+            (sums.spread(bucket.bucket) && !bucket.spread, "the gather of Grads for replicas"),
             (updates && !bucket.updated, "the gather of Params"),
         ];
         parts.iter().filter(|(lacks, _)| *lacks).map(|(_, what)| chunk.at(what, bucket.bucket)).collect()

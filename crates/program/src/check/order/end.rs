@@ -1,8 +1,11 @@
 //! The end of a step: gradients over the data axis, tied gradients, ballot, vote, apply, parameters.
 
+use spec::Class;
+
 use super::super::law::swaps_tied;
 use super::super::violation::Violation;
 use super::{Order, diagnose};
+use crate::buckets::Bucket;
 use crate::instr::{Axis, Exchange, Instr, Mode, Value};
 
 impl Order<'_> {
@@ -18,15 +21,36 @@ impl Order<'_> {
     ) {
         let train = self.step.mode == Mode::Train;
         match (value, axis, exchange) {
-            (Value::Grads(bucket), Axis::Dp, _) if train => self.sum(at, instr, exchange, bucket, bytes),
-            (Value::Grads(bucket), Axis::Replica, Exchange::AllGather) if train => {
+            (Value::Grads(bucket), Axis::Dp | Axis::ExpertDp, _) if train && axis != Axis::holders(bucket.class()) => {
+                self.wrong_group(at, bucket);
+            }
+            (Value::Grads(bucket), Axis::Dp | Axis::ExpertDp, _) if train => {
+                self.sum(at, instr, exchange, bucket, bytes);
+            }
+            (Value::Grads(bucket), _, Exchange::AllGather) if train && axis == Axis::replica(bucket.class()) => {
                 self.spread(at, instr, bucket, bytes);
             }
-            (Value::Params(bucket), Axis::Shard, Exchange::AllGather) => self.params(at, instr, bucket, bytes),
+            (Value::Params(bucket), _, Exchange::AllGather) if axis == Axis::shard(bucket.class()) => {
+                self.params(at, instr, bucket, bytes);
+            }
             (Value::MirrorGrads, Axis::World, Exchange::Shift) if train => self.mirrors(at, bytes),
             (Value::Ballot, Axis::World, Exchange::AllGather) => self.ballot(at, bytes),
             _ => self.wrong(at, "no step has such an exchange"),
         }
+    }
+
+    /// A sum over ranks that do not hold the bucket: some of its leaves are missing, others are of other parameters.
+    fn wrong_group(&mut self, at: usize, bucket: Bucket) {
+        let (leaves, ranks) = match bucket.class() {
+            Class::Experts => {
+                ("each group of data cells", "at the same place in their groups, which have the same experts")
+            }
+            Class::Common => ("each data cell", "at all data and context positions"),
+        };
+        self.wrong(
+            at,
+            format!("the leaves of {bucket:?} are of {leaves}: its gradients are summed over the ranks {ranks}"),
+        );
     }
 
     pub(super) fn tied(&mut self, at: usize, instr: &Instr, send: bool, peer: usize, bytes: u64) {
@@ -38,11 +62,7 @@ impl Order<'_> {
         let chunk = &self.chunks[local];
         let want = if instr.chunk == 0 { chunk.before } else { chunk.after };
         let here = want == self.program.rank;
-        self.want_bytes(
-            at,
-            bytes,
-            if here { 0 } else { self.step.sizes.tied_grads(instr.chunk, self.step.layout.holder(self.at)) },
-        );
+        self.want_bytes(at, bytes, if here { 0 } else { self.step.sizes.tied_grads(instr.chunk, self.at) });
         let chunk = &mut self.chunks[local];
         let done = if send { &mut chunk.tied_sent } else { &mut chunk.tied_received };
         let again = std::mem::replace(done, true);

@@ -121,17 +121,18 @@ proptest! {
         prop_assert_eq!(sizes.keys() * cp, keys * (cp - 1));
         prop_assert_eq!(sizes.key_grads(0) * cp, keys * (cp - 1));
         for chunk in 0..layout.chunks() {
-            let plan = ChunkPlan::new(model, grid, layout, chunk);
+            let plan = ChunkPlan::new(model, grid, layout, chunk, layout.coords(0));
+            let place = |i| layout.holders_of(spec::Class::Common).nth(layout.coords(0), i);
             let (shard, replicas) = (layout.shard as u64, layout.replicas() as u64);
             for (bucket, b) in plan.buckets.iter().map(|b| (b.bucket, b)) {
                 let len = 4 * b.at.len() as u64;
                 let over = |of: &dyn Fn(usize) -> u64| (0..layout.holders()).map(of).sum::<u64>();
-                let params = over(&|i| sizes.params(chunk, bucket, i));
+                let params = over(&|i| sizes.params(chunk, bucket, place(i)));
                 prop_assert_eq!(params, if b.parameters { replicas * len * (shard - 1) } else { 0 });
-                let spread = over(&|i| sizes.grads(chunk, bucket, i, Exchange::AllGather));
+                let spread = over(&|i| sizes.grads(chunk, bucket, place(i), Exchange::AllGather));
                 prop_assert_eq!(spread, len * (replicas - 1));
                 if grid.leaves() == layout.holders() {
-                    let sums = over(&|i| sizes.grads(chunk, bucket, i, Exchange::ReduceScatter));
+                    let sums = over(&|i| sizes.grads(chunk, bucket, place(i), Exchange::ReduceScatter));
                     prop_assert_eq!(sums, len * (holders - 1));
                 }
             }
