@@ -98,6 +98,7 @@ fn request(run: Run, folder: PathBuf) -> Result<Request, TrainError> {
         stop: Arc::new(AtomicBool::new(false)),
         program: own_binary()?,
         inject: String::new(),
+        hosts: None,
     })
 }
 

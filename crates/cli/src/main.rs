@@ -8,6 +8,7 @@ mod diagnose;
 mod doctor;
 mod eval;
 mod goodput;
+mod hosts;
 mod profile_table;
 mod reload;
 mod show;
@@ -38,6 +39,10 @@ enum Command {
     Demo(demo::Args),
     /// Train the run in a run file.
     Train(train_cmd::Args),
+    /// Train on several hosts: agents call this controller, which decides and keeps the run's folder.
+    Controller(hosts::ControllerArgs),
+    /// Run the ranks of this host for a controller.
+    Agent(hosts::AgentArgs),
     /// Change the layout or the recipe of a run at work, at its next step; processes and state stay.
     Reload(reload::Args),
     /// Prove a run's program without running it, and show its schedule.
@@ -75,6 +80,12 @@ impl RunArgs {
         Ok(spec::Run::load(&self.run, &self.sets, cores())?)
     }
 
+    /// The same where `set` stands before what the person overrides.
+    fn load_with(&self, set: &str) -> Result<spec::Run, TrainError> {
+        let sets: Vec<_> = std::iter::once(set.to_owned()).chain(self.sets.iter().cloned()).collect();
+        Ok(spec::Run::load(&self.run, &sets, cores())?)
+    }
+
     /// The run file's name without its ending.
     fn name(&self) -> String {
         self.run.file_stem().map_or("run".into(), |s| s.to_string_lossy().into_owned())
@@ -89,6 +100,8 @@ fn main() -> ExitCode {
     let result = match Cli::parse().command {
         Command::Demo(args) => demo::run(&args),
         Command::Train(args) => train_cmd::run(&args),
+        Command::Controller(args) => hosts::controller(&args),
+        Command::Agent(args) => hosts::agent(&args),
         Command::Reload(args) => reload::run(&args),
         Command::Check(args) => check::run(&args),
         Command::Data(command) => data_cmd::run(&command),

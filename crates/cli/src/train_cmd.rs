@@ -7,7 +7,7 @@ use std::time::SystemTime;
 
 use kernels::Simd;
 use train::TrainError;
-use train::launch::{self, Request, Window};
+use train::launch::{self, Hosts, Request, Window};
 use train::rank::Ended;
 
 use crate::RunArgs;
@@ -22,7 +22,7 @@ pub struct Args {
     run: RunArgs,
     /// The run's folder [default: runs/NAME-UTC]
     #[arg(long)]
-    run_dir: Option<PathBuf>,
+    pub run_dir: Option<PathBuf>,
     /// Go on from the newest checkpoint in the run's folder, under any layout.
     #[arg(long, requires = "run_dir")]
     resume: bool,
@@ -54,19 +54,22 @@ pub struct Args {
 }
 
 pub fn run(args: &Args) -> Result<u8, TrainError> {
-    let run = args.run.load()?;
+    go(args, None)
+}
+
+/// Trains on this machine, or where agents call from.
+pub fn go(args: &Args, hosts: Option<Hosts>) -> Result<u8, TrainError> {
+    let run = match hosts {
+        None => args.run.load()?,
+        // What ranks of several hosts need unless the person says otherwise.
+        Some(_) => args.run.load_with("layout.transport=tcp")?,
+    };
     let simd = match &args.simd {
         Some(word) => word.parse()?,
         None => Simd::detect(),
     };
     let mutant = args.mutant.as_deref().map(str::parse).transpose()?;
-    let stop = Arc::new(AtomicBool::new(false));
-    for signal in [signal_hook::consts::SIGTERM, signal_hook::consts::SIGINT] {
-        // The second one ends the process at once; the ranks end with it.
-        let at_once = signal_hook::flag::register_conditional_shutdown(signal, 128 + signal, stop.clone());
-        let first = signal_hook::flag::register(signal, stop.clone());
-        at_once.and(first).map_err(|e| TrainError::Internal(format!("cannot catch signal {signal}: {e}")))?;
-    }
+    let stop = stop_flag()?;
     let folder = args.run_dir.clone().unwrap_or_else(|| default_folder(&args.run.name()));
     let show = Show::new(args.json, run.train.steps);
     if !args.json {
@@ -93,6 +96,7 @@ pub fn run(args: &Args) -> Result<u8, TrainError> {
         stop,
         program: own_binary()?,
         inject: args.inject.clone(),
+        hosts,
     };
     let summary = launch::train_mutant(&request, mutant, &mut |event| show.event(event))?;
     show.summary(&summary);
@@ -100,6 +104,18 @@ pub fn run(args: &Args) -> Result<u8, TrainError> {
         Ended::Finished | Ended::Exhausted(_) => 0,
         Ended::Stopped(_) => STOPPED,
     })
+}
+
+/// Set by SIGTERM and SIGINT.
+pub fn stop_flag() -> Result<Arc<AtomicBool>, TrainError> {
+    let stop = Arc::new(AtomicBool::new(false));
+    for signal in [signal_hook::consts::SIGTERM, signal_hook::consts::SIGINT] {
+        // The second one ends the process at once; the ranks end with it.
+        let at_once = signal_hook::flag::register_conditional_shutdown(signal, 128 + signal, stop.clone());
+        let first = signal_hook::flag::register(signal, stop.clone());
+        at_once.and(first).map_err(|e| TrainError::Internal(format!("cannot catch signal {signal}: {e}")))?;
+    }
+    Ok(stop)
 }
 
 /// This binary, which is also the rank.

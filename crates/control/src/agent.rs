@@ -43,12 +43,41 @@ pub enum News {
     },
     /// Of a process.
     Process(Process, Heard),
+    /// After [`News::Joined`], where an agent outlives controllers: what it runs, if another controller may have ordered it.
+    Present {
+        /// Its host.
+        host: String,
+        /// Processes that it ever started.
+        started: Vec<Process>,
+        /// Those of them that run.
+        running: Vec<Process>,
+    },
+    /// Everything up to here came before: once it is written down the agent may forget it.
+    Mark {
+        /// Its host.
+        host: String,
+        /// Which life of the agent.
+        session: u64,
+        /// Number of the news.
+        seq: u64,
+    },
+    /// A line for the person, such as who was turned away.
+    Notice(String),
 }
 
 /// All agents of a run, however they are reached. Nothing here waits for a rank.
 pub trait Agents {
     /// What they say.
     fn news(&self) -> &Receiver<News>;
+
+    /// From now on at most so many processes at once, where it is the controller's to say.
+    fn slots(&mut self, _slots: usize) {}
+
+    /// What came before a [`News::Mark`] is written down.
+    fn written(&mut self, _host: &str, _seq: u64) {}
+
+    /// The run is over.
+    fn end(&mut self, _code: i32, _reason: &str) {}
 
     /// Starts a process and says hello; what becomes of it comes as news.
     fn spawn(&mut self, host: &str, process: Process, beat_ms: u64, job: &serde_json::Value);

@@ -52,6 +52,8 @@ pub struct Config {
     pub faults: Vec<Fault>,
     /// The beginning of the run.
     pub began: Instant,
+    /// Hosts that are waited for before anything is started; 0: ranks are children of this process.
+    pub hosts: usize,
 }
 
 /// How a run ended.
@@ -82,6 +84,12 @@ pub struct Controller<'a> {
     /// Processes that were sent away: their words count no more.
     sent_away: std::collections::HashSet<Process>,
     repairs: Repairs,
+    /// Where processes were started.
+    hosts: HashMap<Process, String>,
+    /// Of each agent that outlives controllers, its life and what of its news is written down.
+    marks: BTreeMap<String, (u64, u64)>,
+    /// Another controller was here before: what it ordered may not have come to the agents.
+    rebuilt: bool,
     end: Option<End>,
     done: Option<serde_json::Value>,
 }
@@ -93,8 +101,14 @@ impl<'a> Controller<'a> {
     /// If the journal cannot be written.
     pub fn new(config: &'a Config, trade: &'a dyn Trade) -> std::io::Result<Self> {
         let mut controller = Self::empty(config, trade)?;
-        let (run_toml, faults) = (config.run.values.to_toml(), config.faults.clone());
-        controller.journal.write(&Entry::Begin { run_toml, faults });
+        let since = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).unwrap_or_default();
+        controller.journal.write(&Entry::Begin {
+            run_toml: config.run.values.to_toml(),
+            faults: config.faults.clone(),
+            from: config.from.clone(),
+            hosts: config.hosts,
+            unix_ms: since.saturating_sub(config.began.elapsed()).as_millis() as u64,
+        });
         Ok(controller)
     }
 
@@ -103,7 +117,7 @@ impl<'a> Controller<'a> {
         Ok(Self {
             config,
             trade,
-            policy: Policy::new(start, trade.laws()),
+            policy: Policy::new(start, trade.laws()).after_hosts(config.hosts),
             journal: Journal::open(&config.journal)?,
             faults: config.faults.clone(),
             signs: HashMap::new(),
@@ -113,6 +127,9 @@ impl<'a> Controller<'a> {
             asked_at: 0,
             sent_away: Default::default(),
             repairs: Repairs::default(),
+            hosts: HashMap::new(),
+            marks: BTreeMap::new(),
+            rebuilt: false,
             end: None,
             done: None,
         })
@@ -122,9 +139,11 @@ impl<'a> Controller<'a> {
     ///
     /// # Errors
     /// If the journal cannot be read.
-    pub fn rebuild(config: &'a Config, trade: &'a dyn Trade, repairs: Repairs) -> std::io::Result<Self> {
+    pub fn rebuild(config: &'a Config, trade: &'a dyn Trade, repairs: Option<Repairs>) -> std::io::Result<Self> {
         let mut controller = Self::empty(config, trade)?;
-        controller.repairs = repairs;
+        controller.rebuilt = true;
+        let told = repairs.is_some();
+        controller.repairs = repairs.unwrap_or_default();
         let now = controller.now();
         for entry in Journal::read(&config.journal)? {
             match entry {
@@ -132,22 +151,56 @@ impl<'a> Controller<'a> {
                     if let Input::Ready { process } | Input::Loaded { process, .. } = &input {
                         controller.signs.insert(*process, (now, 0));
                     }
+                    match &input {
+                        Input::HostLost { host, .. } => controller.host_is_away(host),
+                        Input::Exited { process, .. }
+                        | Input::Done { process }
+                        | Input::Failed { process, .. }
+                        | Input::SpawnFailed { process, .. }
+                        | Input::Silent { process, .. } => drop(controller.signs.remove(process)),
+                        Input::Step { step } if !told => drop(controller.repairs.step(*step, at as f64 / 1000.0)),
+                        _ => {}
+                    }
                     for Decision { action, .. } in controller.policy.on(at, input) {
                         match action {
-                            Action::Kill { process } => drop(controller.sent_away.insert(process)),
-                            Action::Spawn { process, .. } => drop(controller.signs.insert(process, (now, 0))),
+                            Action::Kill { process } => {
+                                controller.signs.remove(&process);
+                                controller.sent_away.insert(process);
+                            }
+                            Action::Spawn { process, host } => {
+                                controller.signs.insert(process, (now, 0));
+                                controller.hosts.insert(process, host);
+                            }
                             Action::Form(_) => controller.addresses.clear(),
+                            Action::Tell(trouble) if !told => {
+                                let _ = controller.repairs.trouble(&trouble, at as f64 / 1000.0);
+                            }
+                            Action::Stop { code } => {
+                                let reason = "the run has ended".into();
+                                controller.end = Some(End { code, reason, done: None });
+                            }
                             _ => {}
                         }
                     }
                 }
                 Entry::Listening { process, address, .. } => drop(controller.addresses.insert(process, address)),
-                Entry::Fired { fault, .. } => controller.faults.retain(|f| *f != fault),
+                Entry::Fired { fault, at } => {
+                    controller.faults.retain(|f| *f != fault);
+                    if !told {
+                        controller.repairs.fired(fault, at as f64 / 1000.0);
+                    }
+                }
                 Entry::Begin { faults, .. } => controller.faults = faults,
+                Entry::Mark { host, session, seq } => drop(controller.marks.insert(host, (session, seq))),
                 Entry::Decision { .. } => {}
             }
         }
         Ok(controller)
+    }
+
+    /// Agents that outlive controllers, as far as they were heard: host, life, number of the news.
+    pub fn marks(&self) -> Vec<(String, u64, u64)> {
+        self.marks.iter().map(|(host, (session, seq))| (host.clone(), *session, *seq)).collect()
     }
 
     /// What is known of recoveries, for the next controller.
@@ -226,8 +279,78 @@ impl<'a> Controller<'a> {
     pub fn hear(&mut self, news: News, agents: &mut dyn Agents, observe: &mut dyn FnMut(&Event)) {
         match news {
             News::Joined { host, slots } => self.feed(Input::HostJoined { host, slots }, agents, observe),
-            News::Lost { host, reason } => self.feed(Input::HostLost { host, reason }, agents, observe),
+            News::Lost { host, reason } => {
+                self.host_is_away(&host);
+                self.feed(Input::HostLost { host, reason }, agents, observe);
+            }
             News::Process(process, heard) => self.heard(process, heard, agents, observe),
+            News::Present { host, started, running } => self.present(&host, &started, &running, agents, observe),
+            News::Mark { host, session, seq } => {
+                self.journal.write(&Entry::Mark { host: host.clone(), session, seq });
+                self.marks.insert(host.clone(), (session, seq));
+                agents.written(&host, seq);
+            }
+            News::Notice(text) => observe(&Event::Notice { text }),
+        }
+    }
+
+    /// Its processes are given up: their words count no more.
+    fn host_is_away(&mut self, host: &str) {
+        let there = self.hosts.iter().filter(|(_, at)| *at == host).map(|(process, _)| *process);
+        for process in there {
+            self.signs.remove(&process);
+            self.sent_away.insert(process);
+        }
+    }
+
+    /// An agent is here (again): what it runs and what it should run are brought together. It ignores what it was told before.
+    fn present(
+        &mut self,
+        host: &str,
+        started: &[Process],
+        running: &[Process],
+        agents: &mut dyn Agents,
+        observe: &mut dyn FnMut(&Event),
+    ) {
+        let now = self.now();
+        for process in running {
+            if self.sent_away.contains(process) || !self.hosts.contains_key(process) {
+                agents.kill(*process);
+            } else if let Some(sign) = self.signs.get_mut(process) {
+                sign.0 = now;
+            }
+        }
+        if !self.rebuilt {
+            return;
+        }
+        let here = |p: &Process| self.hosts.get(p).is_some_and(|at| at == host) && !self.sent_away.contains(p);
+        let mut expected: Vec<_> = self.signs.keys().copied().filter(here).collect();
+        expected.sort();
+        for process in expected {
+            if !started.contains(&process) {
+                // Its order was on the way when the controller before died.
+                self.signs.insert(process, (now, 0));
+                agents.spawn(host, process, self.policy.run().guard.beat_ms, &self.config.job);
+            }
+        }
+        if let Some(world) = self.policy.world().cloned() {
+            let mine: Vec<_> = world.processes.iter().copied().filter(here).collect();
+            match self.assignments(&world, agents) {
+                Ok(words) => words.iter().filter(|(p, _)| mine.contains(p)).for_each(|(p, word)| agents.say(*p, word)),
+                Err(e) => observe(&Event::Notice { text: format!("host {host} cannot be told of its world: {e}") }),
+            }
+            let generation = world.generation;
+            if let Some(addresses) = self.all_addresses() {
+                let word = ToRank::Addresses { generation, addresses };
+                mine.iter().for_each(|p| agents.say(*p, &word));
+            }
+            if self.policy.settling() {
+                let word = ToRank::Abort { generation, reason: "this world was ended".into() };
+                mine.iter().for_each(|p| agents.say(*p, &word));
+            }
+            if self.policy.stopping() {
+                mine.iter().for_each(|p| agents.say(*p, &ToRank::Stop));
+            }
         }
     }
 
@@ -370,11 +493,15 @@ impl<'a> Controller<'a> {
         }
         self.journal.write(&Entry::Listening { process, generation, address: address.clone() });
         self.addresses.insert(process, address);
-        let all: Option<Vec<_>> = self.members().iter().map(|p| self.addresses.get(p).cloned()).collect();
-        if let Some(addresses) = all {
+        if let Some(addresses) = self.all_addresses() {
             let word = ToRank::Addresses { generation, addresses };
             self.members().iter().for_each(|p| agents.say(*p, &word));
         }
+    }
+
+    /// Where the members of the world of the moment listen, when all have said it.
+    fn all_addresses(&self) -> Option<Vec<String>> {
+        self.members().iter().map(|p| self.addresses.get(p).cloned()).collect()
     }
 
     fn flight(
@@ -436,6 +563,7 @@ impl<'a> Controller<'a> {
             }
             Action::Spawn { process, host } => {
                 self.signs.insert(process, (self.now(), 0));
+                self.hosts.insert(process, host.clone());
                 agents.spawn(&host, process, self.policy.run().guard.beat_ms, &self.config.job);
             }
             Action::Kill { process } => {
@@ -464,32 +592,14 @@ impl<'a> Controller<'a> {
     }
 
     fn form(&mut self, world: World, reason: &str, agents: &mut dyn Agents, observe: &mut dyn FnMut(&Event)) {
-        let run = self.policy.run();
-        let options = self.trade.fabric(run, world.generation);
         self.addresses.clear();
         self.flights = None;
-        let fabric = match agents.fabric(&world.processes, run.layout.transport == Transport::Shm, &options) {
-            Ok(fabric) => fabric,
+        match self.assignments(&world, agents) {
+            Ok(words) => words.iter().for_each(|(process, word)| agents.say(*process, word)),
             Err(e) => {
                 let reason = format!("the ranks cannot be connected: {e}");
                 return self.end = Some(End { code: policy::INTERNAL, reason, done: None });
             }
-        };
-        let cores = self.trade.cores(run);
-        let size = world.processes.len() as u32;
-        for ((rank, process), fabric) in (0..).zip(&world.processes).zip(fabric) {
-            let faults = self.faults.iter().copied();
-            let word = ToRank::Assign(Box::new(Assignment {
-                generation: world.generation,
-                rank,
-                world: size,
-                run_toml: world.run_toml.clone(),
-                fabric,
-                cores: cores.get(rank as usize).cloned().unwrap_or_default(),
-                origin: world.origin.clone(),
-                faults: faults.filter(|f| f.rank == rank).collect(),
-            }));
-            agents.say(*process, &word);
         }
         let committed = self.policy.committed();
         let (from, resumed) = match &world.origin {
@@ -520,5 +630,29 @@ impl<'a> Controller<'a> {
                 origin: from,
             }));
         }
+    }
+
+    /// What each member of `world` is told of its place.
+    fn assignments(&self, world: &World, agents: &mut dyn Agents) -> std::io::Result<Vec<(Process, ToRank)>> {
+        let run = self.policy.run();
+        let options = self.trade.fabric(run, world.generation);
+        let fabric = agents.fabric(&world.processes, run.layout.transport == Transport::Shm, &options)?;
+        let cores = self.trade.cores(run);
+        let size = world.processes.len() as u32;
+        let place = |(rank, (process, fabric)): (u32, (&Process, _))| {
+            let faults = self.faults.iter().copied();
+            let word = ToRank::Assign(Box::new(Assignment {
+                generation: world.generation,
+                rank,
+                world: size,
+                run_toml: world.run_toml.clone(),
+                fabric,
+                cores: cores.get(rank as usize).cloned().unwrap_or_default(),
+                origin: world.origin.clone(),
+                faults: faults.filter(|f| f.rank == rank).collect(),
+            }));
+            (*process, word)
+        };
+        Ok((0..).zip(world.processes.iter().zip(fabric)).map(place).collect())
     }
 }

@@ -2,7 +2,7 @@
 
 use std::fs::File;
 use std::io::{self, BufRead, BufReader, Write};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use policy::{Decision, Input, Process};
 use serde::{Deserialize, Serialize};
@@ -19,6 +19,24 @@ pub enum Entry {
         run_toml: String,
         /// Faults to come.
         faults: Vec<Fault>,
+        /// The checkpoint that the run went on from, and its step.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        from: Option<(u64, PathBuf)>,
+        /// Milliseconds since 1970.
+        #[serde(default)]
+        unix_ms: u64,
+        /// Hosts that were waited for; 0: ranks are children of the controller.
+        #[serde(default)]
+        hosts: usize,
+    },
+    /// What an agent said up to here stands above.
+    Mark {
+        /// Its host.
+        host: String,
+        /// Which life of the agent.
+        session: u64,
+        /// Number of the news.
+        seq: u64,
     },
     /// What the policy was told.
     Input {
@@ -66,7 +84,13 @@ impl Journal {
     /// # Errors
     /// What the system refuses.
     pub fn open(path: &Path) -> io::Result<Self> {
-        let file = File::options().create(true).append(true).open(path)?;
+        let file = File::options().create(true).append(true).read(true).open(path)?;
+        // A line cut short by a death was not acted on.
+        let text = std::fs::read(path)?;
+        let whole = text.iter().rposition(|byte| *byte == b'\n').map_or(0, |at| at + 1);
+        if whole < text.len() {
+            file.set_len(whole as u64)?;
+        }
         Ok(Self { file, broken: None })
     }
 

@@ -4,6 +4,8 @@
 //!  wire.rs        agent and rank process, line by line
 //!  fault.rs       deliberate faults; inject.rs: as a person asks for them
 //!  agent.rs       what a controller wants of agents; local.rs: the one of this machine
+//!  processes.rs   rank processes of this machine
+//!  remote/        agents of other hosts, by TCP; lease.rs: one controller at a time
 //!  journal.rs     what a controller went through, on disk
 //!  repair.rs      times of recoveries, and what became of deliberate faults
 //!  controller.rs  hears agents, asks the policy, does what it says
@@ -14,7 +16,10 @@ pub mod controller;
 pub mod fault;
 pub mod inject;
 pub mod journal;
+pub mod lease;
 pub mod local;
+pub mod processes;
+pub mod remote;
 mod repair;
 pub mod wire;
 

@@ -1,184 +1,36 @@
 //! The agent of this machine, in this process.
 
-use std::collections::HashMap;
-use std::io::{self, BufRead, BufReader, Write};
+use std::io;
 use std::net::Ipv4Addr;
-use std::os::unix::process::ExitStatusExt;
 use std::path::PathBuf;
-use std::process::{Child, Command, ExitStatus, Stdio};
 use std::sync::mpsc::{Receiver, Sender, channel};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use std::time::{Duration, Instant};
 
 use fabric::{FabricOptions, ShmWorld};
 use policy::Process;
-use rustix::process::{Pid, Signal, kill_process};
+use rustix::process::Signal;
 
-use crate::agent::{Agents, Heard, News, token};
-use crate::wire::{FabricSpec, RANK_COMMAND, ToRank};
-
-/// How often the agent looks whether a process stands still.
-const LOOK: Duration = Duration::from_millis(100);
+use crate::agent::{Agents, News, token};
+use crate::processes::Processes;
+use crate::wire::{FabricSpec, ToRank};
 
 /// Name of the host of a [`LocalAgent`].
 pub const HOST: &str = "local";
 
-/// Where glibc reads how its memory allocator shall work; nothing to other libraries.
-const TUNABLES: &str = "GLIBC_TUNABLES";
-
-/// What a rank's allocator is told: large pages for large buffers. A step walks through more memory than the tables of
-/// small pages reach at once; it costs a third of the speed of a model of 30 million parameters. What the person has set
-/// stays.
-fn tunables(set: Option<String>) -> String {
-    const LARGE_PAGES: &str = "glibc.malloc.hugetlb";
-    match set {
-        Some(set) if set.contains(LARGE_PAGES) => set,
-        Some(set) if !set.is_empty() => format!("{set}:{LARGE_PAGES}=1"),
-        _ => format!("{LARGE_PAGES}=1"),
-    }
-}
-
-struct Running {
-    /// What it is told goes through a thread of its own: one that stands still reads nothing, and nobody waits for it.
-    words: Sender<Vec<u8>>,
-    child: Arc<Mutex<Child>>,
-    pid: u32,
-}
-
 /// Starts the processes of this machine. Ends them when it is dropped.
 pub struct LocalAgent {
-    program: PathBuf,
-    running: Arc<Mutex<HashMap<Process, Running>>>,
+    processes: Processes,
     tell: Sender<News>,
     news: Receiver<News>,
     /// Ranks join through this process: the memory of the newest worlds is kept.
     memory: Vec<ShmWorld>,
 }
 
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
-}
-
 impl LocalAgent {
-    /// Runs `program` with [`RANK_COMMAND`], at most `slots` at once; ranks listen on loopback.
+    /// Runs `program` as ranks, at most `slots` at once; they listen on loopback.
     pub fn new(program: PathBuf, slots: usize) -> Self {
         let (tell, news) = channel();
         drop(tell.send(News::Joined { host: HOST.into(), slots }));
-        let running: Arc<Mutex<HashMap<Process, Running>>> = Arc::default();
-        watch(Arc::downgrade(&running), tell.clone());
-        Self { program, running, tell, news, memory: Vec::new() }
-    }
-
-    /// From now on at most so many processes at once.
-    pub fn slots(&mut self, slots: usize) {
-        drop(self.tell.send(News::Joined { host: HOST.into(), slots }));
-    }
-
-    fn start(&mut self, process: Process, beat_ms: u64, job: &serde_json::Value) -> io::Result<()> {
-        let mut child = Command::new(&self.program)
-            .arg(RANK_COMMAND)
-            .env(TUNABLES, tunables(std::env::var(TUNABLES).ok()))
-            .stdin(Stdio::piped())
-            .stdout(Stdio::piped())
-            .spawn()?;
-        let mut input = child.stdin.take().ok_or_else(|| io::Error::other("a rank without input"))?;
-        let output = child.stdout.take().ok_or_else(|| io::Error::other("a rank without output"))?;
-        let pid = child.id();
-        let child = Arc::new(Mutex::new(child));
-        let (words, to_say) = channel::<Vec<u8>>();
-        lock(&self.running).insert(process, Running { words, child: child.clone(), pid });
-        let named = |what: &str| std::thread::Builder::new().name(format!("{what}-{}", process.0));
-        // A closed input is the order to end; a rank that is gone hears nothing.
-        named("tell").spawn(move || to_say.iter().try_for_each(|line| input.write_all(&line)))?;
-        let tell = self.tell.clone();
-        named("hear").spawn(move || hear(process, BufReader::new(output), &child, &tell))?;
-        let hello = ToRank::Hello { parent: std::process::id(), beat_ms, job: job.clone() };
-        self.say(process, &hello);
-        self.say(process, &ToRank::Wait);
-        Ok(())
-    }
-
-    fn signal(&mut self, process: Process, signal: Signal) {
-        if let Some(running) = lock(&self.running).get(&process) {
-            // While the lock is free nobody has collected it, so the number is still its own.
-            if let Ok(mut child) = running.child.try_lock()
-                && matches!(child.try_wait(), Ok(None))
-                && let Some(pid) = Pid::from_raw(running.pid as i32)
-            {
-                let _ = kill_process(pid, signal);
-            }
-        }
-    }
-}
-
-/// Reports processes that stand still, while the agent lives.
-fn watch(running: std::sync::Weak<Mutex<HashMap<Process, Running>>>, tell: Sender<News>) {
-    let mut since: HashMap<Process, Instant> = HashMap::new();
-    std::thread::spawn(move || {
-        while let Some(running) = running.upgrade() {
-            let pids: Vec<_> = lock(&running).iter().map(|(process, r)| (*process, r.pid)).collect();
-            drop(running);
-            for (process, pid) in pids {
-                if stands_still(pid) {
-                    let ms = since.entry(process).or_insert_with(Instant::now).elapsed().as_millis() as u64;
-                    if ms > 0 && tell.send(News::Process(process, Heard::Stopped(ms))).is_err() {
-                        return;
-                    }
-                } else {
-                    since.remove(&process);
-                }
-            }
-            std::thread::sleep(LOOK);
-        }
-    });
-}
-
-/// Stopped by a signal, as `/proc` shows it (`T`; a debugger's `t` is no fault).
-fn stands_still(pid: u32) -> bool {
-    let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
-    stat.rsplit_once(") ").is_some_and(|(_, rest)| rest.starts_with('T'))
-}
-
-fn hear(process: Process, output: BufReader<impl io::Read>, child: &Mutex<Child>, tell: &Sender<News>) {
-    for line in output.lines().map_while(Result::ok) {
-        let heard = match serde_json::from_str(&line) {
-            Ok(word) => Heard::Said(word),
-            Err(_) => Heard::Line(line),
-        };
-        if tell.send(News::Process(process, heard)).is_err() {
-            break;
-        }
-    }
-    // The output is closed, so the process has ended or is about to. Looking again and again leaves the lock free for who
-    // must kill one that closed its output and goes on.
-    let how = loop {
-        match lock(child).try_wait() {
-            Ok(Some(status)) => break ended(status),
-            Ok(None) => {}
-            Err(e) => break format!("its exit status is unknown: {e}"),
-        }
-        std::thread::sleep(Duration::from_millis(1));
-    };
-    drop(tell.send(News::Process(process, Heard::Exited(how))));
-}
-
-fn ended(status: ExitStatus) -> String {
-    match status.signal() {
-        Some(signal) => format!("it was ended by signal {signal}{}", known(signal)),
-        None => format!("it ended with {status}, its last words are above"),
-    }
-}
-
-/// What is known of a signal that ends a process.
-fn known(signal: i32) -> &'static str {
-    match signal {
-        4 => " (SIGILL: an instruction that this CPU does not have)",
-        6 => " (SIGABRT: it gave up, its last words are above)",
-        7 => " (SIGBUS: shared memory is used up, or a file became shorter)",
-        9 => " (SIGKILL: somebody killed it, or the system did because memory ran out)",
-        11 => " (SIGSEGV)",
-        15 => " (SIGTERM)",
-        _ => "",
+        Self { processes: Processes::new(program, tell.clone()), tell, news, memory: Vec::new() }
     }
 }
 
@@ -187,33 +39,28 @@ impl Agents for LocalAgent {
         &self.news
     }
 
+    fn slots(&mut self, slots: usize) {
+        drop(self.tell.send(News::Joined { host: HOST.into(), slots }));
+    }
+
     fn spawn(&mut self, _host: &str, process: Process, beat_ms: u64, job: &serde_json::Value) {
-        if let Err(e) = self.start(process, beat_ms, job) {
-            let reason = format!("{}: {e}", self.program.display());
-            drop(self.tell.send(News::Process(process, Heard::NotStarted(reason))));
-        }
+        self.processes.spawn(process, beat_ms, job);
     }
 
     fn say(&mut self, process: Process, word: &ToRank) {
-        let Ok(mut line) = serde_json::to_vec(word) else { return };
-        line.push(b'\n');
-        if let Some(running) = lock(&self.running).get(&process) {
-            drop(running.words.send(line));
-        }
+        self.processes.say(process, word);
     }
 
     fn kill(&mut self, process: Process) {
-        self.signal(process, Signal::KILL);
-        // It hears nothing more, and is not looked at.
-        lock(&self.running).remove(&process);
+        self.processes.kill(process);
     }
 
     fn stop(&mut self, process: Process) {
-        self.signal(process, Signal::STOP);
+        self.processes.signal(process, Signal::STOP);
     }
 
     fn strike(&mut self, process: Process) {
-        self.signal(process, Signal::KILL);
+        self.processes.signal(process, Signal::KILL);
     }
 
     fn fabric(
@@ -233,34 +80,5 @@ impl Agents for LocalAgent {
             FabricSpec::Tcp { token: token()?, bind: Ipv4Addr::LOCALHOST.into() }
         };
         Ok(vec![spec; processes.len()])
-    }
-}
-
-impl Drop for LocalAgent {
-    fn drop(&mut self) {
-        let running = std::mem::take(&mut *lock(&self.running));
-        // A closed input ends a rank that runs; one that stands still must be killed.
-        let mut children = Vec::new();
-        for Running { words, child, .. } in running.into_values() {
-            drop(words);
-            children.push(child);
-        }
-        for child in children {
-            let mut child = lock(&child);
-            let _ = child.kill();
-            let _ = child.wait();
-        }
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::tunables;
-
-    #[test]
-    fn ranks_get_large_pages_unless_the_person_said_otherwise() {
-        assert_eq!(tunables(None), "glibc.malloc.hugetlb=1");
-        assert_eq!(tunables(Some("glibc.malloc.check=3".into())), "glibc.malloc.check=3:glibc.malloc.hugetlb=1");
-        assert_eq!(tunables(Some("glibc.malloc.hugetlb=0".into())), "glibc.malloc.hugetlb=0");
     }
 }

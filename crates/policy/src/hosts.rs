@@ -53,13 +53,18 @@ impl Hosts {
         (host.slots, host.away) = (slots, false);
     }
 
-    /// A place for one more process at `now`: the host with the most free places.
+    /// Hosts that may get processes.
+    pub fn open(&self) -> usize {
+        self.hosts.values().filter(|h| !h.away && !h.evicted).count()
+    }
+
+    /// A place for one more process at `now`: on the host with the fewest processes that has one, so that hosts are alike.
     pub fn place(&mut self, now: u64) -> Option<(Process, String)> {
         let mut best: Option<(usize, &String)> = None;
-        for (name, host) in &self.hosts {
-            let free = if host.away || host.evicted { 0 } else { host.slots.saturating_sub(self.taken(name, now)) };
-            if free > best.map_or(0, |(most, _)| most) {
-                best = Some((free, name));
+        for (name, host) in self.hosts.iter().filter(|(_, h)| !h.away && !h.evicted) {
+            let taken = self.taken(name, now);
+            if taken < host.slots && best.is_none_or(|(fewest, _)| taken < fewest) {
+                best = Some((taken, name));
             }
         }
         let host = best?.1.clone();

@@ -90,6 +90,9 @@ pub enum TrainError {
         /// Its exit status or last words.
         reason: String,
     },
+    /// Another controller acts for the run; this one has nothing to say about it any more.
+    #[error("this controller stops, and leaves the ranks at work: {0}")]
+    Deposed(String),
     /// The executor met a program that it cannot run: a bug, for the checker should have refused it.
     #[error("internal: {0}")]
     Internal(String),

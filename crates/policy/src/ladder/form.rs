@@ -131,6 +131,9 @@ impl Policy {
         if self.members().iter().any(|p| *self.hosts.doing(*p) == Doing::Done) {
             return;
         }
+        if self.world.is_none() && self.hosts.open() < self.first_hosts {
+            return;
+        }
         let need = self.wanted.layout.world() + self.guard.spares;
         while self.hosts.alive() < need {
             let Some((process, host)) = self.hosts.place(now) else { return };

@@ -71,6 +71,8 @@ pub struct Policy {
     /// What a rank said of a peer that has not said anything itself.
     suspicion: Option<(&'static str, Option<Process>, String)>,
     stopping: bool,
+    /// Hosts that are waited for before the first process is started.
+    first_hosts: usize,
     out: Vec<Decision>,
 }
 
@@ -120,8 +122,25 @@ impl Policy {
             counted: false,
             suspicion: None,
             stopping: false,
+            first_hosts: 1,
             out: Vec::new(),
         }
+    }
+
+    /// Starts nothing before so many hosts are there.
+    #[must_use]
+    pub fn after_hosts(self, hosts: usize) -> Self {
+        Self { first_hosts: hosts, ..self }
+    }
+
+    /// A world was ended and the next one is not formed.
+    pub fn settling(&self) -> bool {
+        matches!(self.phase, Phase::Settling(_) | Phase::Forming)
+    }
+
+    /// Somebody asked the run to stop.
+    pub fn stopping(&self) -> bool {
+        self.stopping
     }
 
     /// The world of the moment, or the last one.
@@ -357,9 +376,21 @@ impl Policy {
         if let Some(host) = self.hosts.hosts.get_mut(name) {
             host.away = true;
         }
-        let lost: Vec<_> = self.hosts.processes.iter().filter(|(_, p)| p.host == name).map(|(id, _)| *id).collect();
-        for process in lost {
-            self.gone(now, process, &format!("host {name} is gone: {reason}"));
+        let there = |p: &crate::hosts::Known| p.host == name && p.doing != Doing::Gone;
+        let lost: Vec<_> = self.hosts.processes.iter().filter(|(_, p)| there(p)).map(|(id, _)| *id).collect();
+        if self.members().iter().any(|p| *self.hosts.doing(*p) == Doing::Done) {
+            // Nobody is done before all have agreed on the digest: there is nothing left to do for these.
+            lost.iter().for_each(|process| self.hosts.set(*process, Doing::Done));
+            return;
+        }
+        // Whatever was there is gone by one cause, and counts once.
+        let member = lost.iter().copied().find(|process| self.is_member(*process));
+        lost.iter().for_each(|process| self.hosts.set(*process, Doing::Gone));
+        if let Some(process) = member {
+            self.trouble(now, "host lost", Some(process), format!("host {name} is gone: {reason}"));
+        }
+        if let Some(process) = member.or(lost.first().copied()) {
+            self.note_failure(now, process);
         }
     }
 

@@ -119,9 +119,44 @@ impl RunFolder {
         fs::write(self.path.join("run.toml"), run.values.to_toml()).map_err(self.io("cannot write", "run.toml"))
     }
 
+    /// Reads it again.
+    ///
+    /// # Errors
+    /// Where the system refuses, or somebody changed it.
+    pub fn read_run(&self, cores: usize) -> Result<Run, TrainError> {
+        Ok(Run::load(&self.path.join("run.toml"), &[], cores)?)
+    }
+
     /// Where its controller's journal is.
     pub fn journal(&self) -> PathBuf {
         self.path.join("journal.jsonl")
+    }
+
+    /// Where the lease of its controller is.
+    pub fn lease(&self) -> PathBuf {
+        self.path.join("controller.lease")
+    }
+
+    /// What happened since the run was started last: seconds since then, and what.
+    pub fn events_of_last_start(&self) -> Vec<(f64, Event)> {
+        let text = fs::read_to_string(self.path.join("events.jsonl")).unwrap_or_default();
+        let mut events: Vec<(f64, Event)> = Vec::new();
+        for (t, event) in text.lines().filter_map(|line| Event::timed(line).ok()) {
+            // Another start counts from zero.
+            if events.last().is_some_and(|(last, _)| t + 0.5 < *last) {
+                events.clear();
+            }
+            events.push((t, event));
+        }
+        events
+    }
+
+    /// The log of a run that goes on.
+    ///
+    /// # Errors
+    /// Where the system refuses.
+    pub fn log(&self) -> Result<EventLog, TrainError> {
+        EventLog::open(&self.path.join("events.jsonl")).map_err(self.io("cannot open", "events.jsonl"))
     }
 
     /// Keeps every other run out of the folder while the lock lives, however this process ends.
@@ -202,8 +237,7 @@ impl RunFolder {
                 .open(self.path.join(name))
                 .map_err(self.io("cannot create", name))?;
         }
-        let log = EventLog::open(&self.path.join("events.jsonl")).map_err(self.io("cannot open", "events.jsonl"))?;
-        Ok((log, notes))
+        Ok((self.log()?, notes))
     }
 
     /// Steps that the run is about to write again must be free; what was saved is kept under another name.

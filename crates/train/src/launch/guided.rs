@@ -1,5 +1,6 @@
 //! Rank processes under a controller that is part of this process.
 
+use std::net::TcpListener;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::Ordering;
 use std::sync::mpsc::RecvTimeoutError;
@@ -8,6 +9,7 @@ use std::time::Instant;
 use control::agent::Agents;
 use control::controller::{Config, Controller, Trade};
 use control::inject::{Injection, Random};
+use control::lease::Holding;
 use control::local::LocalAgent;
 use events::{Event, Intervention};
 use fabric::FabricOptions;
@@ -15,6 +17,7 @@ use policy::Laws;
 use spec::Run;
 
 use super::flight;
+use super::hosts::{self, Earlier};
 use super::reload::{Change, Desk};
 use super::wire::JobSpec;
 use super::{POLL, Request, RunFolder, prove};
@@ -79,46 +82,74 @@ pub(super) struct Guided<'a> {
     pub from: Option<(u64, PathBuf)>,
     pub injection: Injection,
     pub began: Instant,
+    /// Where agents of other hosts call.
+    pub listener: Option<TcpListener>,
+    /// A controller that was here before.
+    pub earlier: Option<Earlier>,
 }
 
 /// Runs the ranks to the end of the run, through whatever happens to them.
 ///
 /// # Errors
 /// What ended the run; a deliberate fault that was not seen or not repaired.
-pub(super) fn supervise(guided: &Guided, observe: &mut dyn FnMut(&Event)) -> Result<Ended, TrainError> {
-    let Guided { request, folder, injection, began, .. } = guided;
-    let run = &request.run;
-    let job = serde_json::to_value(guided.job).map_err(|e| TrainError::Internal(e.to_string()))?;
+pub(super) fn supervise(guided: Guided, observe: &mut dyn FnMut(&Event)) -> Result<Ended, TrainError> {
+    let Guided { request, folder, job, from, injection, began, listener, earlier } = guided;
+    let run = earlier.as_ref().map_or(&request.run, |earlier| &earlier.run);
+    let machine_cores = job.cores;
+    let job = serde_json::to_value(job).map_err(|e| TrainError::Internal(e.to_string()))?;
     let journal = folder.journal();
     let config = Config {
         run: run.clone(),
-        cores: guided.job.cores,
-        from: guided.from.clone(),
+        cores: machine_cores,
+        from,
         job,
         journal: journal.clone(),
         faults: injection.faults.clone(),
-        began: *began,
+        began,
+        hosts: request.hosts.as_ref().map_or(0, |hosts| hosts.count),
     };
-    let trade = Knowledge { allowed: pin::allowed(), flights: folder.flights() };
+    // Cores of other hosts are theirs to give.
+    let allowed = if request.hosts.is_some() { Vec::new() } else { pin::allowed() };
+    let trade = Knowledge { allowed, flights: folder.flights() };
     let io = |source| TrainError::Io { what: "cannot write", path: journal.clone(), source };
-    let mut agents = LocalAgent::new(request.program.clone(), run.layout.world() + run.guard.spares);
-    let mut controller = Controller::new(&config, &trade).map_err(io)?;
+    let at = listener.as_ref().and_then(|listener| listener.local_addr().ok());
+    let mut lease = at.map(|at| hosts::lease(folder, at, observe)).transpose()?;
+    let mut controller = match &earlier {
+        Some(_) => Controller::rebuild(&config, &trade, None),
+        None => Controller::new(&config, &trade),
+    }
+    .map_err(io)?;
+    let mut agents: Box<dyn Agents> = match (&request.hosts, listener) {
+        (Some(hosts), Some(listener)) => {
+            let epoch = lease.as_ref().map_or(0, Holding::epoch);
+            let remote = hosts.open(listener, epoch, folder, run, controller.marks())?;
+            let text = format!("controller of epoch {epoch}: agents call {}", remote.address());
+            observe(&Event::Notice { text });
+            Box::new(remote)
+        }
+        _ => Box::new(LocalAgent::new(request.program.clone(), run.layout.world() + run.guard.spares)),
+    };
+    let agents = agents.as_mut();
     let mut deaths = injection.controller.clone();
     let mut chance = injection.random.map(Chance::new);
     let mut stopping = false;
-    let desk = Desk::new(folder.path(), guided.job.cores);
-    let mut wanted = run.clone();
+    let desk = Desk::new(folder.path(), machine_cores);
+    let mut wanted = if earlier.is_some() { folder.read_run(machine_cores)? } else { run.clone() };
     // A change whose first world is not formed yet: that of which generation, and what it changes.
     let mut changed: Option<(u64, Vec<String>)> = None;
     let end = loop {
-        match agents.news().recv_timeout(POLL) {
-            Ok(news) => controller.hear(news, &mut agents, observe),
+        let news = agents.news().recv_timeout(POLL);
+        if let Some(lease) = &mut lease {
+            lease.keep().map_err(TrainError::Deposed)?;
+        }
+        match news {
+            Ok(news) => controller.hear(news, agents, observe),
             Err(RecvTimeoutError::Timeout | RecvTimeoutError::Disconnected) => {}
         }
-        controller.tick(&mut agents, observe);
+        controller.tick(agents, observe);
         if !stopping && request.stop.load(Ordering::Relaxed) {
             stopping = true;
-            controller.ask_stop(&mut agents, observe);
+            controller.ask_stop(agents, observe);
         }
         if let Some(end) = controller.end() {
             break end.clone();
@@ -139,10 +170,10 @@ pub(super) fn supervise(guided: &Guided, observe: &mut dyn FnMut(&Event)) -> Res
             changed = Some((controller.generation(), recipe));
             wanted = run;
             agents.slots(wanted.layout.world() + wanted.guard.spares);
-            controller.reload(wanted.values.to_toml(), &mut agents, observe);
+            controller.reload(wanted.values.to_toml(), agents, observe);
         }
         if let Some(chance) = &mut chance {
-            chance.strike(&controller, &mut agents, observe);
+            chance.strike(&controller, agents, observe);
         }
         if let Some(at) = deaths.iter().position(|step| *step <= controller.committed() + 1) {
             let step = deaths.swap_remove(at);
@@ -152,10 +183,13 @@ pub(super) fn supervise(guided: &Guided, observe: &mut dyn FnMut(&Event)) -> Res
                     shown(&journal)
                 ),
             });
-            controller = Controller::rebuild(&config, &trade, controller.into_repairs()).map_err(io)?;
+            controller = Controller::rebuild(&config, &trade, Some(controller.into_repairs())).map_err(io)?;
         }
     };
-    drop(agents);
+    agents.end(end.code, &end.reason);
+    if let Some(lease) = lease {
+        lease.give_back();
+    }
     if end.code != 0 {
         return Err(TrainError::Rank { code: end.code, reason: end.reason });
     }

@@ -6,6 +6,7 @@
 mod flight;
 mod folder;
 mod guided;
+mod hosts;
 mod profile;
 pub mod reload;
 mod resume;
@@ -30,6 +31,7 @@ use program::{Mirrors, Mode, check};
 use spec::{Run, Transport};
 
 pub use folder::RunFolder;
+pub use hosts::Hosts;
 pub use profile::{Profiling, Window};
 
 pub(crate) use profile::write as write_record;
@@ -69,6 +71,8 @@ pub struct Request {
     pub program: PathBuf,
     /// Deliberate faults, as [`control::inject`] reads them; empty: none.
     pub inject: String,
+    /// Ranks run where agents call from; none: on this machine.
+    pub hosts: Option<Hosts>,
 }
 
 /// How a run ended.
@@ -111,8 +115,9 @@ pub fn train_mutant(
     mutant: Option<Mutant>,
     observe: &mut dyn FnMut(&Event),
 ) -> Result<Summary, TrainError> {
-    let began = Instant::now();
+    let mut began = Instant::now();
     let run = &request.run;
+    let listener = request.hosts.as_ref().map(|hosts| hosts.bind(run)).transpose()?;
     let data = Arc::new(Corpus::open(run)?);
     prove(run)?;
     let mut notes = data.main.describe();
@@ -130,9 +135,24 @@ pub fn train_mutant(
     let injection = Injection::parse(&request.inject).map_err(TrainError::BadInput)?;
     let folder = RunFolder::new(&request.folder);
     let mut lock = folder.lock_if_there()?;
-    let resume::Resume { checkpoint: resume, notes: mut known, damaged } =
-        folder.resume_point(run, &data.definition(run), request.resume)?;
-    let done = resume.as_ref().map_or(0, |checkpoint| checkpoint.meta().step);
+    let cores = std::thread::available_parallelism().map_or(1, |n| n.get());
+    let earlier = match request.hosts {
+        Some(_) => hosts::earlier(&folder, run, cores)?,
+        None => None,
+    };
+    let (resume, mut known, damaged) = match &earlier {
+        Some(earlier) => {
+            began = earlier.began;
+            let text = format!("going on where the controller before was, by {}", folder.journal().display());
+            (earlier.from.clone(), vec![text], Vec::new())
+        }
+        None => {
+            let found = folder.resume_point(run, &data.definition(run), request.resume)?;
+            let checkpoint = found.checkpoint.map(|checkpoint| (checkpoint.meta().step, checkpoint.path().to_owned()));
+            (checkpoint, found.notes, found.damaged)
+        }
+    };
+    let done = resume.as_ref().map_or(0, |(step, _)| *step);
     let profiling = request.profile.map(|window| Profiling::new(window, run, done, folder.traces())).transpose()?;
     injection.check(run, done).map_err(TrainError::BadInput)?;
     if let Some(store) = &run.checkpoint.store {
@@ -146,13 +166,21 @@ pub fn train_mutant(
     if lock.is_none() {
         lock = Some(folder.lock()?);
     }
-    let (mut log, set_aside) = folder.create(run, &damaged)?;
+    let (mut log, set_aside) = match &earlier {
+        Some(_) => (folder.log()?, Vec::new()),
+        None => folder.create(run, &damaged)?,
+    };
     log.count_from(began);
     if let Some(profiling) = &profiling {
         profiling.create()?;
     }
     known.extend(set_aside);
     let mut watch = Watch::new(began);
+    let mut collected = Collected::default();
+    for (at, event) in earlier.iter().flat_map(|earlier| &earlier.events) {
+        watch.recall(*at, event);
+        collected.take(event);
+    }
     let mut observe = |event: &Event| {
         for event in watch.take(event) {
             log.write(&event);
@@ -175,8 +203,9 @@ pub fn train_mutant(
     }
     let _lock = lock;
     let (allowed, world) = (pin::allowed(), run.layout.world());
-    observe(&Event::Notice { text: pin::sentence(run.layout.pin, &allowed, world) });
-    let cores = std::thread::available_parallelism().map_or(1, |n| n.get());
+    if request.hosts.is_none() {
+        observe(&Event::Notice { text: pin::sentence(run.layout.pin, &allowed, world) });
+    }
     let busy = (world * run.layout.threads).min(cores);
     let peak_gflops = kernels::measure_peak(request.simd, busy);
     let mut profiler = profiling.map(|profiling| {
@@ -191,19 +220,18 @@ pub fn train_mutant(
         cores,
         simd: request.simd.to_string(),
         checkpoints: folder.checkpoints(),
-        best: resume.as_ref().map_or(Best::default(), |checkpoint| folder.best_until(checkpoint.meta().step)),
+        best: resume.as_ref().map_or(Best::default(), |(step, _)| folder.best_until(*step)),
         digest_every: request.digest_every,
         peak_gflops,
         profiling: profiler.as_ref().map(|profiler| profiler.profiling().clone()),
         mutant,
     };
-    let mut collected = Collected::default();
     let mut hear = |event: &Event| {
         observe(event);
         profiler.iter_mut().flat_map(|profiler| profiler.take(event)).for_each(|event| observe(&event));
     };
-    let resume = resume.map(|checkpoint| (checkpoint.meta().step, checkpoint.path().to_owned()));
-    let ended = if world == 1 || run.layout.transport == Transport::Threads {
+    let threads = world == 1 || run.layout.transport == Transport::Threads;
+    let ended = if threads && request.hosts.is_none() {
         let cores = |rank: usize| pins.get(rank).cloned().unwrap_or_default();
         let part = |rank: usize| wire::Part { run_toml: run.values.to_toml(), cores: cores(rank), faults: Vec::new() };
         let from = resume.map(|(_, path)| path);
@@ -211,14 +239,19 @@ pub fn train_mutant(
         started.and_then(|mut ranks| collected.listen(&mut ranks, &mut hear))
     } else {
         drop(data);
-        let guided = guided::Guided { request, folder: &folder, job: &job, from: resume, injection, began };
-        guided::supervise(&guided, &mut |event| {
+        let guided =
+            guided::Guided { request, folder: &folder, job: &job, from: resume, injection, began, listener, earlier };
+        guided::supervise(guided, &mut |event| {
             collected.take(event);
             hear(event);
         })
     };
     profiler.iter().filter_map(Profiler::ended).for_each(|event| observe(&event));
     let summary = ended.and_then(|ended| collected.summary(ended, &watch.account())).map_err(|e| folder.advise(e));
+    if matches!(&summary, Err(TrainError::Deposed(_))) {
+        // The summary is another one's.
+        return summary;
+    }
     if let Err(e) = folder.write_summary(run, &summary) {
         // The state is saved, or the reason why it is not is about to be told.
         folder::complain(&e.to_string());

@@ -137,7 +137,7 @@ fn has_steps(checkpoints: &Path) -> io::Result<bool> {
 }
 
 /// The keys whose values differ between two definitions, each with both values.
-fn differences(theirs: &str, ours: &str) -> Vec<String> {
+pub(super) fn differences(theirs: &str, ours: &str) -> Vec<String> {
     let (theirs, ours) = (values(theirs), values(ours));
     let keys: std::collections::BTreeSet<_> = theirs.keys().chain(ours.keys()).collect();
     let differ = keys.into_iter().filter(|key| theirs.get(*key) != ours.get(*key));

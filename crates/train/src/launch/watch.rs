@@ -33,6 +33,11 @@ impl Watch {
         vec![event.clone()]
     }
 
+    /// Takes in what happened `at` seconds after the beginning, before this process was there.
+    pub fn recall(&mut self, at: f64, event: &Event) {
+        self.ledger.take(at, event);
+    }
+
     fn work(&mut self, work: &Work) -> Vec<Event> {
         if self.alike.len() != work.ranks {
             self.alike = vec![None; work.ranks];

@@ -1,0 +1,117 @@
+//! `lockstep controller` and `lockstep agent`: a run on several hosts.
+
+use std::net::{IpAddr, SocketAddr};
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use control::remote::client::{self, Agent, Ended};
+use control::remote::handshake::{Key, TOKEN_MIN};
+use train::TrainError;
+use train::launch::Hosts;
+
+use crate::{cores, show, train_cmd};
+
+#[derive(clap::Args)]
+pub struct ControllerArgs {
+    #[command(flatten)]
+    train: train_cmd::Args,
+    /// Where agents call; port 0: a free one. Another address than loopback needs a token.
+    #[arg(long, value_name = "ADDR:PORT", default_value = "127.0.0.1:7070")]
+    listen: SocketAddr,
+    /// The secret that agents must know, at least 16 characters. It is never sent; the link is authenticated, not encrypted.
+    #[arg(long, value_name = "FILE")]
+    token_file: Option<PathBuf>,
+    /// Agents to wait for before ranks are started.
+    #[arg(long, value_name = "N", default_value_t = 1)]
+    hosts: usize,
+}
+
+#[derive(clap::Args)]
+pub struct AgentArgs {
+    /// Where the controller is; with several they are called in turn.
+    #[arg(long, value_name = "ADDR:PORT", required = true, value_delimiter = ',')]
+    controller: Vec<String>,
+    /// The controller's secret.
+    #[arg(long, value_name = "FILE")]
+    token_file: Option<PathBuf>,
+    /// Name of this host [default: the system's]
+    #[arg(long)]
+    host: Option<String>,
+    /// Most rank processes here [default: one a core]
+    #[arg(long, value_name = "N")]
+    ranks: Option<usize>,
+    /// Where ranks of other hosts reach those of this one [default: the address that this host has towards the controller]
+    #[arg(long, value_name = "IP")]
+    address: Option<IpAddr>,
+    /// Ranks that come to no step while no controller can be reached are ended after so many seconds.
+    #[arg(long, value_name = "S", default_value_t = 600)]
+    idle_limit_s: u64,
+}
+
+pub fn controller(args: &ControllerArgs) -> Result<u8, TrainError> {
+    if args.train.run_dir.is_none() {
+        return Err(TrainError::BadInput(
+            "--run-dir is missing: name the run's folder, at the same path on all hosts, so that a controller that is started again finds it".into(),
+        ));
+    }
+    let token = token(args.token_file.as_deref())?;
+    train_cmd::go(&args.train, Some(Hosts { listen: args.listen, token, count: args.hosts }))
+}
+
+pub fn agent(args: &AgentArgs) -> Result<u8, TrainError> {
+    let host = match &args.host {
+        Some(host) => host.clone(),
+        None => std::fs::read_to_string("/proc/sys/kernel/hostname")
+            .map_err(|e| TrainError::BadInput(format!("this host has no name ({e}); give --host")))?
+            .trim()
+            .to_owned(),
+    };
+    let slots = args.ranks.unwrap_or_else(cores);
+    if slots == 0 {
+        return Err(TrainError::BadInput("--ranks 0: this host would run none; give 1 or more".into()));
+    }
+    let agent = Agent {
+        controllers: args.controller.clone(),
+        key: Key::new(&token(args.token_file.as_deref())?),
+        host: host.clone(),
+        slots,
+        address: args.address,
+        program: train_cmd::own_binary()?,
+        idle: Duration::from_secs(args.idle_limit_s),
+        stop: train_cmd::stop_flag()?,
+    };
+    let say = |text: &str| show::line(&format!("agent {host}: {text}"));
+    say(&format!("{slots} places, calls {}", args.controller.join(", ")));
+    let ended = client::run(&agent, &say).map_err(|e| TrainError::Internal(format!("the agent cannot run: {e}")))?;
+    match ended {
+        Ended::Run { code, reason } => {
+            say(&format!("the run is over ({reason}, exit code {code})"));
+            Ok(code.clamp(0, 255) as u8)
+        }
+        Ended::Stopped => {
+            say("asked to stop; its ranks end");
+            Ok(0)
+        }
+        Ended::Refused(reason) => Err(TrainError::BadInput(reason)),
+    }
+}
+
+/// The secret of a file, without white space around it; empty: none is used.
+fn token(path: Option<&Path>) -> Result<Vec<u8>, TrainError> {
+    let Some(path) = path else { return Ok(Vec::new()) };
+    let text = std::fs::read(path).map_err(|e| {
+        let path = path.display();
+        TrainError::BadInput(format!(
+            "--token-file {path}: {e}; make one with `head -c 32 /dev/urandom | base64 > {path}; chmod 600 {path}`"
+        ))
+    })?;
+    let token = text.trim_ascii().to_vec();
+    if token.len() < TOKEN_MIN {
+        return Err(TrainError::BadInput(format!(
+            "--token-file {}: {} characters could be guessed; write at least {TOKEN_MIN} random ones",
+            path.display(),
+            token.len()
+        )));
+    }
+    Ok(token)
+}

@@ -1,0 +1,88 @@
+//! What the controller's side knows of a host.
+
+use std::net::{IpAddr, Ipv4Addr, Shutdown, TcpStream};
+use std::sync::mpsc::SyncSender;
+use std::time::{Duration, Instant};
+
+use super::window::{Inbox, Outbox};
+use super::{Order, ToAgent};
+
+/// An agent whose link was closed calls again at once; one that does not is gone.
+const CLOSED: Duration = Duration::from_millis(1_000);
+
+/// A link to an agent.
+pub(super) struct Link {
+    /// Ascends with every link.
+    pub number: u64,
+    /// Only to end it.
+    pub stream: TcpStream,
+    /// To the thread that writes.
+    pub words: SyncSender<ToAgent>,
+}
+
+impl Link {
+    /// Says it; a link that takes nothing is ended, and what matters is said again on the next one.
+    pub fn say(&self, word: ToAgent) {
+        if self.words.try_send(word).is_err() {
+            let _ = self.stream.shutdown(Shutdown::Both);
+        }
+    }
+}
+
+/// A host.
+pub(super) struct Host {
+    /// Which life of its agent.
+    pub session: u64,
+    /// Where its ranks listen.
+    pub address: IpAddr,
+    /// News that came.
+    pub news: Inbox,
+    /// News that are written down.
+    pub written: u64,
+    /// Orders that were not yet carried out.
+    pub orders: Outbox<Order>,
+    /// The link, if there is one.
+    pub link: Option<Link>,
+    /// The last sign of life.
+    pub heard_at: Instant,
+    /// When the last link was closed, if it was.
+    pub closed_at: Option<Instant>,
+    /// The controller was told that it is gone.
+    pub lost: bool,
+}
+
+impl Host {
+    /// Of an agent in this life, of whom everything up to `seq` is known; no link yet.
+    pub fn new(session: u64, seq: u64) -> Self {
+        Self {
+            session,
+            address: Ipv4Addr::UNSPECIFIED.into(),
+            news: Inbox::new(seq),
+            written: seq,
+            orders: Outbox::new(usize::MAX),
+            link: None,
+            heard_at: Instant::now(),
+            closed_at: None,
+            lost: false,
+        }
+    }
+
+    /// Why it is taken for gone, with everything on it; `silence`: the limit.
+    pub fn gone(&self, silence: Duration) -> Option<String> {
+        let silent = self.heard_at.elapsed();
+        if silent > silence {
+            return Some(format!("no sign of life from its agent for {} ms", silent.as_millis()));
+        }
+        let closed = self.closed_at?.elapsed();
+        (closed > CLOSED.min(silence))
+            .then(|| format!("its agent's link was closed {} ms ago and it did not call again", closed.as_millis()))
+    }
+
+    /// The link is over.
+    pub fn unlink(&mut self) {
+        if let Some(link) = self.link.take() {
+            let _ = link.stream.shutdown(Shutdown::Both);
+            self.closed_at = Some(Instant::now());
+        }
+    }
+}
