@@ -110,7 +110,13 @@ pub fn run(agent: &Agent, say: &dyn Fn(&str)) -> io::Result<Ended> {
     let (tell, inbox) = channel();
     let (told, news) = channel();
     let bridge = tell.clone();
-    std::thread::spawn(move || news.iter().try_for_each(|news| bridge.send(In::News(news))));
+    std::thread::spawn(move || {
+        for news in news {
+            if bridge.send(In::News(news)).is_err() {
+                break;
+            }
+        }
+    });
     let (silence_ms, over) = (Arc::new(AtomicU64::new(SILENCE_MS)), Arc::new(AtomicBool::new(false)));
     let dial = Dial {
         controllers: agent.controllers.clone(),

@@ -128,7 +128,7 @@ impl Dial {
         let mut bytes = vec![0; 1 << 16];
         loop {
             loop {
-                let word = match opener.next() {
+                let word = match opener.open() {
                     Ok(Some(word)) => word,
                     Ok(None) => break,
                     Err(e) => return e.to_string(),

@@ -89,7 +89,7 @@ impl Opener {
     ///
     /// # Errors
     /// What ends the link; nothing after it is worth reading.
-    pub fn next(&mut self) -> Result<Option<Vec<u8>>, BadFrame> {
+    pub fn open(&mut self) -> Result<Option<Vec<u8>>, BadFrame> {
         let Some(length) = self.bytes.first_chunk::<4>() else { return Ok(None) };
         let bytes = u32::from_le_bytes(*length) as usize;
         if bytes > self.limit {
@@ -127,7 +127,7 @@ mod tests {
             let mut out = Vec::new();
             for part in bytes.chunks(cut) {
                 opener.push(part);
-                while let Some(word) = opener.next().unwrap() {
+                while let Some(word) = opener.open().unwrap() {
                     out.push(word);
                 }
             }
@@ -138,7 +138,7 @@ mod tests {
         fn noise_is_never_a_frame(bytes in proptest::collection::vec(any::<u8>(), 0..600)) {
             let mut opener = Opener::new([5; 32], LIMIT);
             opener.push(&bytes);
-            prop_assert!(!matches!(opener.next(), Ok(Some(_))));
+            prop_assert!(!matches!(opener.open(), Ok(Some(_))));
         }
 
         #[test]
@@ -149,7 +149,7 @@ mod tests {
             let mut opener = Opener::new([5; 32], LIMIT);
             opener.push(&frame);
             // A length that grew waits for more.
-            prop_assert!(!matches!(opener.next(), Ok(Some(_))));
+            prop_assert!(!matches!(opener.open(), Ok(Some(_))));
         }
     }
 
@@ -160,7 +160,7 @@ mod tests {
         let opened = |key: u8, frames: &[&[u8]]| {
             let mut opener = Opener::new([key; 32], LIMIT);
             frames.iter().for_each(|frame| opener.push(frame));
-            std::iter::from_fn(|| opener.next().transpose()).take(2).collect::<Result<Vec<_>, _>>()
+            std::iter::from_fn(|| opener.open().transpose()).take(2).collect::<Result<Vec<_>, _>>()
         };
         assert_eq!(opened(5, &[&first, &second]).unwrap().len(), 2);
         assert_eq!(opened(5, &[&first, &first]), Err(BadFrame::Tag));
@@ -172,7 +172,7 @@ mod tests {
     fn an_oversized_frame_is_refused_by_its_length_alone() {
         let mut opener = Opener::new([5; 32], LIMIT);
         opener.push(&(LIMIT as u32 + 1).to_le_bytes());
-        let error = opener.next().unwrap_err();
+        let error = opener.open().unwrap_err();
         assert_eq!(error.to_string(), "a frame of 301 bytes, the limit is 300");
     }
 }

@@ -266,7 +266,7 @@ impl Shared {
         let mut opener = Opener::new(keys.up, WORD_MAX);
         let mut bytes = [0; 4096];
         let word = loop {
-            if let Some(word) = opener.next().map_err(|e| e.to_string())? {
+            if let Some(word) = opener.open().map_err(|e| e.to_string())? {
                 break word;
             }
             match stream.read(&mut bytes).map_err(io)? {
@@ -368,7 +368,7 @@ impl Shared {
         loop {
             let mut kept = false;
             loop {
-                let word = match opener.next() {
+                let word = match opener.open() {
                     Ok(Some(word)) => word,
                     Ok(None) => break,
                     Err(e) => return e.to_string(),
