@@ -44,7 +44,7 @@ pub struct Args {
     /// With --profile: steps that count, at most.
     #[arg(long, value_name = "N", default_value_t = 10, requires = "profile")]
     profile_steps: u64,
-    /// Deliberate faults that the run must survive: kill:R@S, stop:R@S, nan:R@S, diskfull:R@S, flip:R@S[:moment|weight|message|gradient],
+    /// Deliberate faults that the run must survive: `kill:R@S[:load]`, stop:R@S, nan:R@S, diskfull:R@S, flip:R@S[:moment|weight|message|gradient],
     /// `slow:R@SxF[:N]`, partition:A-B@S, controller@S, random:seed=N,every=5s (R a rank, S a step; separated by commas).
     #[arg(long, value_name = "FAULTS", default_value = "", hide_default_value = true)]
     inject: String,

@@ -17,10 +17,9 @@ use crate::agent::{Agents, Heard, News};
 use crate::fault::Fault;
 use crate::journal::{Entry, Journal};
 use crate::repair::Repairs;
+use crate::signs::Signs;
 use crate::wire::{Assignment, FromRank, ToRank};
 
-/// Least time between two [`Input::Working`]s.
-const WORKING_MS: u64 = 500;
 /// Ranks that have not said where they stand after this time are judged without it.
 const ANSWER_MS: u64 = 1_000;
 
@@ -33,7 +32,18 @@ pub trait Trade: Send {
     /// The cores of each rank; empty: the system places them.
     fn cores(&self, run: &Run) -> Vec<Vec<usize>>;
     /// Who holds the others up, from what the ranks said about their exchanges; by rank, none: no answer came.
-    fn verdict(&self, run: &Run, flights: &[Option<serde_json::Value>]) -> (Vec<u32>, String);
+    fn verdict(&self, run: &Run, flights: &[Option<serde_json::Value>]) -> Judgement;
+}
+
+/// What the ranks' words about their exchanges tell.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Judgement {
+    /// The ranks to name, the first before all; empty: nobody.
+    pub ranks: Vec<u32>,
+    /// A sentence.
+    pub reason: String,
+    /// Milliseconds for which nothing has moved at any rank; 0: something does, or not all have answered.
+    pub still_ms: u64,
 }
 
 /// What a controller is told.
@@ -74,15 +84,15 @@ pub struct Controller<'a> {
     policy: Policy,
     journal: Journal,
     faults: Vec<Fault>,
-    /// When a process last said anything, and the work that it had done.
-    signs: HashMap<Process, (u64, u64)>,
-    worked_at: u64,
+    signs: Signs,
     addresses: BTreeMap<Process, String>,
     flights: Option<Vec<Option<serde_json::Value>>>,
     /// Since when they are asked for.
     asked_at: u64,
     /// Processes that were sent away: their words count no more.
     sent_away: std::collections::HashSet<Process>,
+    /// When a step was committed last, in seconds since the start.
+    stepped_at: Option<f64>,
     repairs: Repairs,
     /// Where processes were started.
     hosts: HashMap<Process, String>,
@@ -120,12 +130,12 @@ impl<'a> Controller<'a> {
             policy: Policy::new(start, trade.laws()).after_hosts(config.hosts),
             journal: Journal::open(&config.journal)?,
             faults: config.faults.clone(),
-            signs: HashMap::new(),
-            worked_at: 0,
+            signs: Signs::default(),
             addresses: BTreeMap::new(),
             flights: None,
             asked_at: 0,
             sent_away: Default::default(),
+            stepped_at: None,
             repairs: Repairs::default(),
             hosts: HashMap::new(),
             marks: BTreeMap::new(),
@@ -149,7 +159,7 @@ impl<'a> Controller<'a> {
             match entry {
                 Entry::Input { at, input } => {
                     if let Input::Ready { process } | Input::Loaded { process, .. } = &input {
-                        controller.signs.insert(*process, (now, 0));
+                        controller.signs.expect(*process, now);
                     }
                     match &input {
                         Input::HostLost { host, .. } => controller.host_is_away(host),
@@ -157,23 +167,23 @@ impl<'a> Controller<'a> {
                         | Input::Done { process }
                         | Input::Failed { process, .. }
                         | Input::SpawnFailed { process, .. }
-                        | Input::Silent { process, .. } => drop(controller.signs.remove(process)),
+                        | Input::Silent { process, .. } => controller.signs.forget(*process),
                         Input::Step { step } if !told => drop(controller.repairs.step(*step, at as f64 / 1000.0)),
                         _ => {}
                     }
                     for Decision { action, .. } in controller.policy.on(at, input) {
                         match action {
                             Action::Kill { process } => {
-                                controller.signs.remove(&process);
+                                controller.signs.forget(process);
                                 controller.sent_away.insert(process);
                             }
                             Action::Spawn { process, host } => {
-                                controller.signs.insert(process, (now, 0));
+                                controller.signs.expect(process, now);
                                 controller.hosts.insert(process, host);
                             }
                             Action::Form(_) => controller.addresses.clear(),
                             Action::Tell(trouble) if !told => {
-                                let _ = controller.repairs.trouble(&trouble, at as f64 / 1000.0);
+                                let _ = controller.repairs.trouble(&trouble, at as f64 / 1000.0, None);
                             }
                             Action::Stop { code } => {
                                 let reason = "the run has ended".into();
@@ -190,6 +200,7 @@ impl<'a> Controller<'a> {
                         controller.repairs.fired(fault, at as f64 / 1000.0);
                     }
                 }
+                Entry::Missed { fault } => controller.faults.retain(|f| *f != fault),
                 Entry::Begin { faults, .. } => controller.faults = faults,
                 Entry::Mark { host, session, seq } => drop(controller.marks.insert(host, (session, seq))),
                 Entry::Decision { .. } => {}
@@ -237,7 +248,8 @@ impl<'a> Controller<'a> {
     /// # Errors
     /// What was not.
     pub fn account(&self) -> Result<(), String> {
-        match self.faults.first() {
+        let size = self.members().len() as u32;
+        match self.faults.iter().find(|fault| fault.there(size)) {
             Some(fault) => Err(format!("the injected fault never struck: {fault}")),
             None => self.repairs.account(),
         }
@@ -256,14 +268,15 @@ impl<'a> Controller<'a> {
     /// Time passes: who is silent, who is late.
     pub fn tick(&mut self, agents: &mut dyn Agents, observe: &mut dyn FnMut(&Event)) {
         let (now, limit) = (self.now(), self.policy.run().guard.heartbeat_timeout_ms);
-        let silent: Vec<_> =
-            self.signs.iter().filter(|(_, (at, _))| now > at + limit).map(|(p, (at, _))| (*p, now - at)).collect();
-        for (process, age_ms) in silent {
-            self.signs.remove(&process);
+        for (process, age_ms) in self.signs.silent(now, limit) {
             self.feed(Input::Silent { process, age_ms, stopped: false }, agents, observe);
         }
         if self.flights.is_some() && now > self.asked_at + ANSWER_MS {
             self.judge(agents, observe);
+        }
+        let ms = self.signs.still_ms(self.members());
+        if ms > 0 {
+            self.feed(Input::Still { ms }, agents, observe);
         }
         self.feed(Input::Tick, agents, observe);
         if let Some(why) = self.journal.broken() {
@@ -298,7 +311,7 @@ impl<'a> Controller<'a> {
     fn host_is_away(&mut self, host: &str) {
         let there = self.hosts.iter().filter(|(_, at)| *at == host).map(|(process, _)| *process);
         for process in there {
-            self.signs.remove(&process);
+            self.signs.forget(process);
             self.sent_away.insert(process);
         }
     }
@@ -316,20 +329,20 @@ impl<'a> Controller<'a> {
         for process in running {
             if self.sent_away.contains(process) || !self.hosts.contains_key(process) {
                 agents.kill(*process);
-            } else if let Some(sign) = self.signs.get_mut(process) {
-                sign.0 = now;
+            } else if self.signs.is_expected(*process) {
+                self.signs.heard(*process, now);
             }
         }
         if !self.rebuilt {
             return;
         }
         let here = |p: &Process| self.hosts.get(p).is_some_and(|at| at == host) && !self.sent_away.contains(p);
-        let mut expected: Vec<_> = self.signs.keys().copied().filter(here).collect();
+        let mut expected: Vec<_> = self.signs.expected().filter(here).collect();
         expected.sort();
         for process in expected {
             if !started.contains(&process) {
                 // Its order was on the way when the controller before died.
-                self.signs.insert(process, (now, 0));
+                self.signs.expect(process, now);
                 agents.spawn(host, process, self.policy.run().guard.beat_ms, &self.config.job);
             }
         }
@@ -369,17 +382,17 @@ impl<'a> Controller<'a> {
             }
             Heard::Stopped(age_ms) => {
                 if age_ms >= self.policy.run().guard.stopped_timeout_ms && !away {
-                    self.signs.remove(&process);
+                    self.signs.forget(process);
                     self.feed(Input::Silent { process, age_ms, stopped: true }, agents, observe);
                 }
                 return;
             }
             Heard::NotStarted(reason) => {
-                self.signs.remove(&process);
+                self.signs.forget(process);
                 return self.feed(Input::SpawnFailed { process, reason }, agents, observe);
             }
             Heard::Exited(how) => {
-                self.signs.remove(&process);
+                self.signs.forget(process);
                 self.repairs.left(self.seconds());
                 return self.feed(Input::Exited { process, how }, agents, observe);
             }
@@ -388,13 +401,10 @@ impl<'a> Controller<'a> {
             return;
         }
         let now = self.now();
-        let sign = self.signs.entry(process).or_default();
-        sign.0 = now;
+        self.signs.heard(process, now);
         match word {
-            FromRank::Beat { work, .. } => {
-                let worked = std::mem::replace(&mut sign.1, work) != work;
-                if worked && now >= self.worked_at + WORKING_MS {
-                    self.worked_at = now;
+            FromRank::Beat { work, still_ms, .. } => {
+                if self.signs.beat(process, now, work, still_ms) {
                     self.feed(Input::Working, agents, observe);
                 }
             }
@@ -421,12 +431,12 @@ impl<'a> Controller<'a> {
             }
             FromRank::Flight(flight) => self.flight(process, flight, agents, observe),
             FromRank::Done(done) => {
-                self.signs.remove(&process);
+                self.signs.forget(process);
                 self.done = Some(done);
                 self.feed(Input::Done { process }, agents, observe);
             }
             FromRank::Failed { code, reason, alike } => {
-                self.signs.remove(&process);
+                self.signs.forget(process);
                 if let Some(rank) = self.rank(process) {
                     observe(&Event::Failed { rank, code, reason: reason.clone() });
                 }
@@ -444,7 +454,9 @@ impl<'a> Controller<'a> {
         observe(&event);
         let input = match event {
             Event::Step(step) => {
+                self.stepped_at = Some(at);
                 self.repairs.step(step.step, at).iter().for_each(&mut *observe);
+                self.missed(step.step, observe);
                 Input::Step { step: step.step }
             }
             Event::Checkpoint { step, path, .. } => {
@@ -487,6 +499,28 @@ impl<'a> Controller<'a> {
         self.members().iter().position(|p| *p == process)
     }
 
+    /// When all was well for the last time, as far as it shows: the rank's last words, or the last step.
+    fn last_sign(&self, told: &policy::Trouble) -> Option<f64> {
+        let process = told.rank.and_then(|rank| self.members().get(rank as usize));
+        let said = process.and_then(|process| self.signs.last(*process)).map(|ms| ms as f64 / 1000.0);
+        match told.kind.as_str() {
+            "exit" | "silence" | "stopped" | "host lost" => said,
+            _ => self.stepped_at,
+        }
+    }
+
+    /// Faults that were due by `step` for ranks that this world does not have strike nobody.
+    fn missed(&mut self, step: u64, observe: &mut dyn FnMut(&Event)) {
+        let size = self.members().len() as u32;
+        let (gone, faults) = self.faults.drain(..).partition(|fault| fault.step <= step && !fault.there(size));
+        self.faults = faults;
+        let gone: Vec<Fault> = gone;
+        for fault in gone {
+            self.journal.write(&Entry::Missed { fault });
+            observe(&Event::Notice { text: format!("fault: {fault} strikes nobody, its rank was gone by then") });
+        }
+    }
+
     fn listening(&mut self, process: Process, generation: u64, address: String, agents: &mut dyn Agents) {
         if self.generation() != generation || self.rank(process).is_none() {
             return;
@@ -521,14 +555,14 @@ impl<'a> Controller<'a> {
     /// Who holds the others up, by what was answered.
     fn judge(&mut self, agents: &mut dyn Agents, observe: &mut dyn FnMut(&Event)) {
         let Some(flights) = self.flights.take() else { return };
-        let (ranks, reason) = self.trade.verdict(self.policy.run(), &flights);
-        self.feed(Input::Verdict { ranks, reason }, agents, observe);
+        let Judgement { ranks, reason, still_ms } = self.trade.verdict(self.policy.run(), &flights);
+        self.feed(Input::Verdict { ranks, reason, still_ms }, agents, observe);
     }
 
     /// Tells the policy, writes it down, does what it answers.
     fn feed(&mut self, input: Input, agents: &mut dyn Agents, observe: &mut dyn FnMut(&Event)) {
         let at = self.now();
-        let quiet = matches!(input, Input::Tick | Input::Working);
+        let quiet = matches!(input, Input::Tick | Input::Working | Input::Still { .. });
         if !quiet {
             self.journal.write(&Entry::Input { at, input: input.clone() });
         }
@@ -555,19 +589,19 @@ impl<'a> Controller<'a> {
         };
         match action {
             Action::Tell(told) => {
-                let since_fault_ms = self.repairs.trouble(&told, at);
+                let since_fault_ms = self.repairs.trouble(&told, at, self.last_sign(&told));
                 let policy::Trouble { id, kind, rank, host, step, detail } = told;
                 let rank = rank.map(|r| r as usize);
                 observe(&Event::Trouble(events::Trouble { id, kind, rank, host, step, detail, since_fault_ms }));
                 self.repairs.decided(self.seconds());
             }
             Action::Spawn { process, host } => {
-                self.signs.insert(process, (self.now(), 0));
+                self.signs.expect(process, self.now());
                 self.hosts.insert(process, host.clone());
                 agents.spawn(&host, process, self.policy.run().guard.beat_ms, &self.config.job);
             }
             Action::Kill { process } => {
-                self.signs.remove(&process);
+                self.signs.forget(process);
                 self.sent_away.insert(process);
                 agents.kill(process);
                 tell(format!("end {process}"), observe);
@@ -594,6 +628,7 @@ impl<'a> Controller<'a> {
     fn form(&mut self, world: World, reason: &str, agents: &mut dyn Agents, observe: &mut dyn FnMut(&Event)) {
         self.addresses.clear();
         self.flights = None;
+        self.signs.moves();
         match self.assignments(&world, agents) {
             Ok(words) => words.iter().for_each(|(process, word)| agents.say(*process, word)),
             Err(e) => {

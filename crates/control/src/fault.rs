@@ -51,10 +51,19 @@ pub enum FaultKind {
     },
 }
 
+impl Fault {
+    /// Whether a world of `size` ranks has all that it concerns.
+    pub fn there(&self, size: u32) -> bool {
+        let peer = if let FaultKind::Partition { peer } = self.kind { peer } else { self.rank };
+        self.rank < size && peer < size
+    }
+}
+
 impl fmt::Display for FaultKind {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Kill => write!(f, "kill"),
+            Self::KillAt(Moment::Load) => write!(f, "kill while state is loaded"),
             Self::KillAt(moment) => write!(f, "kill at {moment:?}"),
             Self::Stop => write!(f, "stop"),
             Self::Nan => write!(f, "nan"),
@@ -82,6 +91,8 @@ impl fmt::Display for Fault {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Moment {
+    /// In a recovery, when its state has come and it has not heard that of all others.
+    Load,
     /// Before its ballot leaves.
     Vote,
     /// Its ballot has reached all peers but one, and it has theirs.

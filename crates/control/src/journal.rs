@@ -63,6 +63,11 @@ pub enum Entry {
         /// Where.
         address: String,
     },
+    /// A fault strikes nobody: its rank was gone when it was due.
+    Missed {
+        /// Which.
+        fault: Fault,
+    },
     /// A fault struck: it will not again.
     Fired {
         /// Which.

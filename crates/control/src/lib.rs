@@ -6,6 +6,7 @@
 //!  agent.rs       what a controller wants of agents; local.rs: the one of this machine
 //!  processes.rs   rank processes of this machine
 //!  remote/        agents of other hosts, by TCP; lease.rs: one controller at a time
+//!  signs.rs       what processes show of themselves: life, work, waiting in vain
 //!  journal.rs     what a controller went through, on disk
 //!  repair.rs      times of recoveries, and what became of deliberate faults
 //!  controller.rs  hears agents, asks the policy, does what it says
@@ -21,6 +22,7 @@ pub mod local;
 pub mod processes;
 pub mod remote;
 mod repair;
+mod signs;
 pub mod wire;
 
 pub use repair::Repairs;

@@ -44,8 +44,9 @@ impl Repairs {
         self.struck.push(Struck { fault, at, detected: seen.is_some(), repaired: false });
     }
 
-    /// Milliseconds since the fault behind a trouble struck, if one that was asked for is; from then on it is detected.
-    pub fn trouble(&mut self, trouble: &Trouble, at: f64) -> Option<f64> {
+    /// Milliseconds since the fault behind a trouble struck, if one that was asked for is; from then on it is detected. Else
+    /// all was well at `last_sign`, as far as it showed.
+    pub fn trouble(&mut self, trouble: &Trouble, at: f64, last_sign: Option<f64>) -> Option<f64> {
         let new = |s: &&mut Struck| !s.detected && s.fault.kind.shows();
         let named = |s: &&mut Struck| trouble.rank.is_none_or(|rank| s.fault.concerns(rank));
         let mut struck = self.struck.iter_mut().rev().filter(new).find(named);
@@ -69,6 +70,7 @@ impl Repairs {
             id: trouble.id,
             cause: format!("{}{whom}", trouble.kind),
             fault,
+            last_sign: last_sign.filter(|sign| fault.is_none() && *sign <= at),
             detected: Some(at),
             last_committed: trouble.step,
             ..Anatomy::default()
@@ -93,6 +95,8 @@ impl Repairs {
         self.connected.clear();
         self.loaded.clear();
         self.early.clear();
+        // The disk that the next checkpoint would have found full was that of the world that ended.
+        self.struck.retain(|s| s.detected || s.fault.kind != FaultKind::DiskFull);
         for anatomy in &mut self.open {
             // One that failed while it was formed is formed again: what took long shows in the first attempt's phases.
             anatomy.placed = Some(at);
@@ -128,10 +132,11 @@ impl Repairs {
     /// A step was committed; the recoveries that are complete with it.
     pub fn step(&mut self, step: u64, at: f64) -> Vec<Event> {
         for struck in &mut self.struck {
-            struck.repaired |= step >= struck.fault.step && struck.detected;
+            // That a step went on says nothing of a disk.
+            let disk = struck.fault.kind == FaultKind::DiskFull;
             // It shows in nothing but the time of steps.
-            let passes = !struck.fault.kind.shows() && !struck.fault.kind.spoils_gradients();
-            struck.repaired |= step >= struck.fault.step && passes;
+            let passes = matches!(struck.fault.kind, FaultKind::Slow { .. });
+            struck.repaired |= step >= struck.fault.step && (passes || struck.detected && !disk);
         }
         let formed = |a: &mut Anatomy| a.loaded.is_some() || a.placed.is_some();
         for anatomy in self.open.iter_mut().filter_map(|a| formed(a).then_some(a)) {
@@ -212,7 +217,7 @@ mod tests {
         let fault = |rank, step| Fault { rank, step, kind: FaultKind::FlipMessage };
         let account = |late: Fault| {
             let mut repairs = Repairs::default();
-            assert_eq!(repairs.trouble(&trouble, 1.0), None);
+            assert_eq!(repairs.trouble(&trouble, 1.0, None), None);
             repairs.fired(late, 1.001);
             repairs.placed("all", 12, 1.01);
             repairs.step(20, 1.1);

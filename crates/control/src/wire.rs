@@ -120,6 +120,9 @@ pub enum FromRank {
         step: u64,
         /// Work evidence: instructions run since the process began.
         work: u64,
+        /// Milliseconds for which it has looked for what it waits for, and not a byte came or went; 0: it moves.
+        #[serde(default)]
+        still_ms: u64,
     },
     /// Something happened.
     Event(Event),

@@ -53,6 +53,9 @@ pub struct Anatomy {
     /// The fault struck. Known only of deliberate faults and of what says so itself.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub fault: Option<f64>,
+    /// Where no fault is known: all was well then, as far as it showed (the rank's last words, or the last step).
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub last_sign: Option<f64>,
     /// Somebody noticed.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub detected: Option<f64>,
@@ -90,8 +93,9 @@ pub struct Anatomy {
 impl Anatomy {
     /// The moments in order, with their names.
     pub fn moments(&self) -> [(&'static str, Option<f64>); 9] {
+        let first = if self.fault.is_some() { ("fault", self.fault) } else { ("last sign", self.last_sign) };
         [
-            ("fault", self.fault),
+            first,
             ("detected", self.detected),
             ("decided", self.decided),
             ("aborted", self.aborted),
@@ -142,6 +146,9 @@ pub struct Work {
     pub step: u64,
     /// Seconds of the step in which it did not wait for others.
     pub own_s: f64,
+    /// Seconds of that in which it could have run and had no core: the machine was busy with others.
+    #[serde(default)]
+    pub core_wait_s: f64,
     /// Seconds of the whole step.
     pub step_s: f64,
 }

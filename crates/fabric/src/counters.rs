@@ -20,6 +20,8 @@ pub struct Count {
     pub inter_bytes_received: u64,
     /// Time spent waiting for peers, in nanoseconds; of failed operations only up to a deadline.
     pub waited_ns: u64,
+    /// The part of it in which this thread could have run and had no core.
+    pub core_wait_ns: u64,
 }
 
 impl Count {
@@ -42,6 +44,7 @@ impl Count {
         self.inter_bytes_sent += other.inter_bytes_sent;
         self.inter_bytes_received += other.inter_bytes_received;
         self.waited_ns += other.waited_ns;
+        self.core_wait_ns += other.core_wait_ns;
     }
 }
 

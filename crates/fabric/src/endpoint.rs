@@ -141,6 +141,11 @@ impl Endpoint {
         self.lock_counters().rows.values().map(|count| count.waited_ns).sum()
     }
 
+    /// Nanoseconds of [`Endpoint::waited_ns`] in which this thread could have run and had no core.
+    pub fn core_wait_ns(&self) -> u64 {
+        self.lock_counters().rows.values().map(|count| count.core_wait_ns).sum()
+    }
+
     /// The counters so far; they start again at zero.
     pub fn take_counters(&self) -> Counters {
         std::mem::take(&mut *self.lock_counters())

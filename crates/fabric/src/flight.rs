@@ -3,7 +3,7 @@
 //! Two short locks per exchange, of a mutex that nobody else holds for long. Times come from the clock that the exchange reads
 //! anyway.
 
-use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Instant, SystemTime};
 
@@ -16,6 +16,8 @@ use crate::options::{Group, RankId};
 const KEPT: usize = 512;
 /// No peer is waited for.
 const NOBODY: u32 = u32::MAX;
+/// Whoever has not looked for so long does not know that nothing has come.
+const FRESH_NS: u64 = 200_000_000;
 
 /// How far an exchange has come.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
@@ -71,6 +73,17 @@ pub struct FlightGroup {
     pub receives: Vec<u64>,
 }
 
+/// What went to and came from one peer, in whole messages of all groups. What was lost on the way counts as sent.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub struct FlightLink {
+    /// The peer.
+    pub peer: RankId,
+    /// Messages to it.
+    pub sent: u64,
+    /// Messages from it of which the header has come.
+    pub received: u64,
+}
+
 /// What one rank's recorder shows.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct FlightRecord {
@@ -83,6 +96,13 @@ pub struct FlightRecord {
     /// The peer that the exchange under way waits for, if it waits.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub waits_for: Option<RankId>,
+    /// Milliseconds for which the exchange under way has looked again and again, and not a byte came or went; 0: it moves, or
+    /// has not looked of late.
+    #[serde(default)]
+    pub still_ms: u64,
+    /// Of every peer with which there was an exchange.
+    #[serde(default)]
+    pub links: Vec<FlightLink>,
     /// Groups in which there was an exchange.
     pub groups: Vec<FlightGroup>,
     /// The last exchanges, oldest first.
@@ -98,6 +118,11 @@ impl Flight {
     pub fn record(&self) -> FlightRecord {
         self.0.record()
     }
+
+    /// [`FlightRecord::still_ms`], without a lock.
+    pub fn still_ms(&self) -> u64 {
+        self.0.still_ms()
+    }
 }
 
 pub(crate) struct Recorder {
@@ -108,6 +133,10 @@ pub(crate) struct Recorder {
     began: Instant,
     began_ns: u64,
     waits_for: AtomicU32,
+    /// Since when nothing moves, and when that was looked at last; nanoseconds since `began`, 0: something moves.
+    still: [AtomicU64; 2],
+    /// By peer: messages sent, messages received.
+    links: Vec<[AtomicU64; 2]>,
     ring: Mutex<Ring>,
 }
 
@@ -144,6 +173,8 @@ impl Recorder {
             began: Instant::now(),
             began_ns: since.map_or(0, |d| d.as_nanos() as u64),
             waits_for: AtomicU32::new(NOBODY),
+            still: Default::default(),
+            links: (0..world).map(|_| Default::default()).collect(),
             ring: Mutex::default(),
         })
     }
@@ -196,6 +227,7 @@ impl Recorder {
 
     /// The exchange at `place` has ended.
     pub fn end(&self, place: usize, well: bool) {
+        self.moves();
         let now = self.ns(Instant::now());
         let entry = &mut self.lock().entries[place];
         entry.state = if well { FlightState::Completed } else { FlightState::Failed };
@@ -207,7 +239,40 @@ impl Recorder {
         self.waits_for.store(peer, Ordering::Relaxed);
     }
 
+    /// It has waited since `since`, and has just looked again.
+    pub fn looks(&self, since: Instant) {
+        let [began, looked] = &self.still;
+        let ns = |at: Instant| at.saturating_duration_since(self.began).as_nanos() as u64;
+        looked.store(ns(Instant::now()), Ordering::Relaxed);
+        began.store(ns(since).max(1), Ordering::Relaxed);
+    }
+
+    /// Something came or went.
+    pub fn moves(&self) {
+        self.still[0].store(0, Ordering::Relaxed);
+    }
+
+    fn still_ms(&self) -> u64 {
+        let [began, looked] = [0, 1].map(|i| self.still[i].load(Ordering::Relaxed));
+        let now = self.began.elapsed().as_nanos() as u64;
+        if began == 0 || now > looked + FRESH_NS { 0 } else { looked.saturating_sub(began) / 1_000_000 }
+    }
+
+    /// A message to `peer` is about to leave.
+    pub fn sends(&self, peer: RankId) {
+        self.links[peer as usize][0].fetch_add(1, Ordering::Relaxed);
+    }
+
+    /// A message from `peer` begins to come.
+    pub fn receives(&self, peer: RankId) {
+        self.links[peer as usize][1].fetch_add(1, Ordering::Relaxed);
+    }
+
     fn record(&self) -> FlightRecord {
+        let link = |(peer, counts): (RankId, &[AtomicU64; 2])| {
+            let [sent, received] = [0, 1].map(|i| counts[i].load(Ordering::Relaxed));
+            (sent + received > 0).then_some(FlightLink { peer, sent, received })
+        };
         let ring = self.lock();
         let mut entries = ring.entries.clone();
         entries.sort_unstable_by_key(|entry| entry.id);
@@ -218,6 +283,8 @@ impl Recorder {
             world: self.world,
             generation: self.generation,
             waits_for,
+            still_ms: self.still_ms(),
+            links: (0..).zip(&self.links).filter_map(link).collect(),
             groups: ring.groups.clone(),
             entries,
         }

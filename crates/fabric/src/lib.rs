@@ -10,6 +10,7 @@
 //!  plan.rs  route.rs     pure: parts, blocks, who merges and who owns
 //!  endpoint.rs op.rs     one rank's end: one operation at a time, abort, counters
 //!  flight.rs             the last exchanges, readable while one is stuck
+//!  core_wait.rs          how long a thread had no core
 //!  mail.rs  frame.rs     messages: header, checksum, sequence, mailbox
 //!  link.rs               bytes: a non-blocking stream per peer
 //!  shm/     tcp/         the transports (threads are shared memory inside one process)
@@ -45,6 +46,7 @@
 //! message. Build a new one with the next generation.
 
 mod bits;
+mod core_wait;
 mod counters;
 mod endpoint;
 mod error;
@@ -63,10 +65,11 @@ mod shm;
 mod sums;
 mod tcp;
 
+pub use core_wait::CoreWait;
 pub use counters::{Count, Counters};
 pub use endpoint::{Aborter, Endpoint};
 pub use error::FabricError;
-pub use flight::{Flight, FlightEntry, FlightGroup, FlightRecord, FlightState};
+pub use flight::{Flight, FlightEntry, FlightGroup, FlightLink, FlightRecord, FlightState};
 pub use frame::Operation;
 pub use mail::Fault;
 pub use options::{FabricOptions, Group, RankId};

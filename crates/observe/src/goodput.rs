@@ -167,8 +167,8 @@ impl Ledger {
     fn recovery(&mut self, anatomy: &Anatomy) {
         self.restarts.push(anatomy.clone());
         let moments = [
-            (anatomy.fault, Class::Wasted),
-            (anatomy.detected, if anatomy.fault.is_some() { Class::Detection } else { Class::Wasted }),
+            (anatomy.fault.or(anatomy.last_sign), Class::Wasted),
+            (anatomy.detected, if anatomy.moments()[0].1.is_some() { Class::Detection } else { Class::Wasted }),
             (anatomy.decided, Class::Recovery),
             (anatomy.aborted, Class::Recovery),
             (anatomy.placed, Class::Recovery),

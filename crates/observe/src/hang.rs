@@ -52,6 +52,10 @@ pub struct RankView {
     pub exchanges: Vec<Exchange>,
     /// The peer that the exchange under way waits for.
     pub waits_for: Option<u32>,
+    /// Milliseconds for which it has looked for what it waits for, and nothing came or went.
+    pub still_ms: u64,
+    /// By peer: messages sent to it, and messages that came from it.
+    pub links: BTreeMap<u32, (u64, u64)>,
 }
 
 /// Why a rank is named.
@@ -89,15 +93,64 @@ pub struct Culprit {
     pub waiting: Vec<u32>,
 }
 
+/// Messages that left one rank and do not come to another one, which waits.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+pub struct Cut {
+    /// Who sent them.
+    pub from: u32,
+    /// Who looks for what comes, and sees nothing.
+    pub to: u32,
+    /// How many were sent.
+    pub sent: u64,
+    /// How many came.
+    pub received: u64,
+}
+
 /// The verdict.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize)]
 pub struct Verdict {
+    /// Links on which messages were lost: where there are any, the hang comes from them and from no rank.
+    pub cut: Vec<Cut>,
     /// Where it comes from; empty: nothing hangs, or it cannot be told.
     pub culprits: Vec<Culprit>,
     /// Ranks that wait, directly or not, for others.
     pub waiting: Vec<u32>,
     /// Ranks of which there is no record.
     pub unanswered: Vec<u32>,
+}
+
+impl Verdict {
+    /// The ranks to name: both ends of the links that are cut, or the culprits.
+    pub fn named(&self) -> Vec<u32> {
+        let mut ends: Vec<u32> = self.cut.iter().flat_map(|cut| [cut.from, cut.to]).collect();
+        ends.sort_unstable();
+        ends.dedup();
+        if ends.is_empty() { self.culprits.iter().map(|culprit| culprit.rank).collect() } else { ends }
+    }
+}
+
+/// A rank that has looked for so long has seen all that came: what was sent to it before is lost.
+const LOST_MS: u64 = 200;
+
+/// Links on which messages were lost.
+fn cut(views: &[RankView]) -> Vec<Cut> {
+    let of = |to: &RankView| {
+        let to = (to.rank, to.still_ms, to.links.clone());
+        let lost = move |from: &RankView| {
+            let sent = from.links.get(&to.0).map_or(0, |(sent, _)| *sent);
+            let received = to.2.get(&from.rank).map_or(0, |(_, received)| *received);
+            let lost = to.1 >= LOST_MS && from.still_ms >= LOST_MS && sent > received;
+            lost.then_some(Cut { from: from.rank, to: to.0, sent, received })
+        };
+        views.iter().filter_map(lost).collect::<Vec<_>>()
+    };
+    views.iter().flat_map(of).collect()
+}
+
+/// The least time for which all ranks of a world have stood still, by what they answered; 0 where one did not answer or moves.
+pub fn still_ms(answers: &[Option<serde_json::Value>]) -> u64 {
+    let of = |answer: &Option<serde_json::Value>| answer.as_ref()?.get("still_ms")?.as_u64();
+    answers.iter().map(|answer| of(answer).unwrap_or(0)).min().unwrap_or(0)
 }
 
 /// Names the ranks from which a hang comes, and the exchanges that the others wait in, by the records that there are. A record
@@ -119,8 +172,9 @@ fn judge(views: &[RankView]) -> Verdict {
         views.iter().filter(|v| v.exchanges.iter().any(|e| !e.ended)).map(|view| view.rank).collect();
 
     let wrong = mismatches(views, &groups);
-    if !wrong.is_empty() {
-        return Verdict { culprits: wrong, waiting, unanswered };
+    let cut = if wrong.is_empty() { cut(views) } else { Vec::new() };
+    if !(wrong.is_empty() && cut.is_empty()) {
+        return Verdict { cut, culprits: wrong, waiting, unanswered };
     }
     // Who waits for whom in which exchange: (missing, (when, group, exchange)) -> who waits.
     let begun = |rank: u32, group: &str| {
@@ -153,7 +207,7 @@ fn judge(views: &[RankView]) -> Verdict {
     if culprits.is_empty() {
         culprits = silent(views, &groups);
     }
-    Verdict { culprits, waiting, unanswered }
+    Verdict { cut, culprits, waiting, unanswered }
 }
 
 /// [`verdict`] over what ranks answered when they were asked where they stand (`pytorch::dump`), by rank; none: no answer.
@@ -261,18 +315,27 @@ impl fmt::Display for Culprit {
     }
 }
 
+impl fmt::Display for Cut {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { from, to, sent, received } = self;
+        let lost = sent - received;
+        write!(f, "rank {from} does not reach rank {to}: the last {lost} of {sent} messages did not come")
+    }
+}
+
 impl fmt::Display for Verdict {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        if self.culprits.is_empty() {
+        if self.culprits.is_empty() && self.cut.is_empty() {
             return f.write_str(match self.waiting.is_empty() {
                 true => "no rank waits in an exchange",
                 false => "ranks wait in exchanges, but the records do not tell for whom",
             });
         }
-        let lines: Vec<String> = self.culprits.iter().map(ToString::to_string).collect();
+        let cut = self.cut.iter().map(ToString::to_string);
+        let lines: Vec<String> = cut.chain(self.culprits.iter().map(ToString::to_string)).collect();
         f.write_str(&lines.join("\n"))?;
         let named: BTreeSet<u32> =
-            self.culprits.iter().flat_map(|c| c.waiting.iter().copied().chain([c.rank])).collect();
+            self.culprits.iter().flat_map(|c| c.waiting.iter().copied().chain([c.rank])).chain(self.named()).collect();
         let follow: Vec<u32> = self.waiting.iter().copied().filter(|r| !named.contains(r)).collect();
         if !follow.is_empty() {
             write!(f, "\nthe other waiting ranks follow from that: {}", ranks(&follow))?;

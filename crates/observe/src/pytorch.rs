@@ -4,7 +4,7 @@
 
 use std::collections::BTreeMap;
 
-use fabric::{FlightRecord, FlightState, Operation};
+use fabric::{FlightLink, FlightRecord, FlightState, Operation};
 use serde::Deserialize;
 use serde_json::{Value, json};
 
@@ -79,6 +79,8 @@ pub fn dump(record: &FlightRecord) -> Value {
         "world": record.world,
         "generation": record.generation,
         "waits_for": record.waits_for,
+        "still_ms": record.still_ms,
+        "links": record.links,
         "pg_config": config,
         "pg_status": status,
         "entries": entries,
@@ -91,6 +93,10 @@ struct Dump {
     rank: Option<u32>,
     #[serde(default)]
     waits_for: Option<u32>,
+    #[serde(default)]
+    still_ms: u64,
+    #[serde(default)]
+    links: Vec<FlightLink>,
     pg_config: BTreeMap<String, Config>,
     #[serde(default)]
     pg_status: BTreeMap<String, Status>,
@@ -177,7 +183,8 @@ fn view(dump: &Dump, rank: Option<u32>) -> Result<RankView, String> {
             began_ns: entry.time_created_ns,
         });
     }
-    Ok(RankView { rank, groups, exchanges, waits_for: dump.waits_for })
+    let links = dump.links.iter().map(|link| (link.peer, (link.sent, link.received))).collect();
+    Ok(RankView { rank, groups, exchanges, waits_for: dump.waits_for, still_ms: dump.still_ms, links })
 }
 
 /// The number at the end of a dump's file name, before its ending: `_dump_12.json` is rank 12's.

@@ -15,6 +15,9 @@ pub enum Origin {
     Disk(PathBuf),
     /// The processes that are left of an earlier world.
     Peers {
+        /// Which.
+        #[serde(default)]
+        generation: u64,
         /// Its resolved run file.
         before: String,
         /// By rank of the earlier world: the rank in this world of the process that holds its state; none: lost, or not

@@ -24,9 +24,18 @@ pub struct Decided {
     pub decision: serde_json::Value,
 }
 
-/// What a rank holds after an interruption.
+/// What a process holds of one world after an interruption, and behind it what it still has of the world before.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 pub struct Held {
+    /// The world whose layout it follows.
+    #[serde(default)]
+    pub generation: u64,
+    /// The rank that the process had there.
+    #[serde(default)]
+    pub rank: u32,
+    /// It heard from all ranks of that world that they had their state.
+    #[serde(default)]
+    pub settled: bool,
     /// The last step whose update is whole here; none: no state yet.
     pub step: Option<u64>,
     /// Gradients of the next step are complete here and where they are mirrored: with the decision it can be applied.
@@ -36,6 +45,16 @@ pub struct Held {
     pub decided: Option<Decided>,
     /// Pieces of the own state that failed their hash; empty: all is well.
     pub corrupt: Vec<String>,
+    /// State of the world before, which this one started from: kept until that is settled.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub before: Option<Box<Held>>,
+}
+
+impl Held {
+    /// This, and what is behind it.
+    pub fn all(&self) -> impl Iterator<Item = &Self> {
+        std::iter::successors(Some(self), |held| held.before.as_deref())
+    }
 }
 
 /// Why a world ended for a rank.
@@ -174,6 +193,11 @@ pub enum Input {
     },
     /// Work goes on between two steps: instructions run, a validation or a checkpoint ended.
     Working,
+    /// All ranks of the world wait in exchanges, and have seen for so long, all at one time, that not a byte came or went.
+    Still {
+        /// Milliseconds.
+        ms: u64,
+    },
     /// A checkpoint exists.
     Checkpoint {
         /// The last committed step in it.
@@ -187,6 +211,9 @@ pub enum Input {
         ranks: Vec<u32>,
         /// A sentence.
         reason: String,
+        /// Milliseconds for which nothing has moved at any rank; 0: something does, or not all have answered.
+        #[serde(default)]
+        still_ms: u64,
     },
     /// A rank came to the end of the run.
     Done {

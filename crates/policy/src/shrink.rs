@@ -10,8 +10,13 @@ pub trait Laws: Send {
     /// The reason.
     fn fits(&self, run: &Run) -> Result<(), String>;
 
-    /// Whether the ranks of `before` that hold state (by rank) have together all that the ranks of `after` need.
-    fn covers(&self, before: &Run, holds: &[bool], after: &Run) -> bool;
+    /// What the ranks of `after` need and no rank of `before` that holds state has, in words; `holds` is by rank. None: all is there.
+    fn lost(&self, before: &Run, holds: &[bool], after: &Run) -> Option<String>;
+
+    /// Whether all is there.
+    fn covers(&self, before: &Run, holds: &[bool], after: &Run) -> bool {
+        self.lost(before, holds, after).is_none()
+    }
 }
 
 /// `run` under the layout nearest to its own that needs at most `ranks` ranks: its own if that is one; else the same tensor,
@@ -122,8 +127,8 @@ mod tests {
             fn fits(&self, _: &Run) -> Result<(), String> {
                 Err("no".into())
             }
-            fn covers(&self, _: &Run, _: &[bool], _: &Run) -> bool {
-                true
+            fn lost(&self, _: &Run, _: &[bool], _: &Run) -> Option<String> {
+                None
             }
         }
         assert!(nearest(&run(&["layout.dp=4"]), 3, 2, &Never).is_none());

@@ -10,8 +10,8 @@ impl Laws for Anything {
         Ok(())
     }
     // As plain data parallelism: somebody holds something.
-    fn covers(&self, _: &Run, holds: &[bool], _: &Run) -> bool {
-        holds.contains(&true)
+    fn lost(&self, _: &Run, holds: &[bool], _: &Run) -> Option<String> {
+        (!holds.contains(&true)).then(|| "moments of everything".into())
     }
 }
 
@@ -63,12 +63,11 @@ impl Desk {
         }
     }
 
-    fn generation(&self) -> u64 {
-        self.policy.world().unwrap().generation
-    }
-
     fn says(&mut self, process: u64, held: Held, cause: Cause) -> Vec<Action> {
-        let generation = self.generation();
+        let world = self.policy.world().unwrap().clone();
+        let rank = world.processes.iter().position(|p| *p == Process(process)).unwrap() as u32;
+        let (generation, settled) = (world.generation, true);
+        let held = Held { generation, rank, settled, ..held };
         self.on(Input::Interrupted { process: Process(process), generation, held, cause })
     }
 
@@ -190,6 +189,60 @@ fn corrupt_state_comes_from_elsewhere_or_from_disk() {
     desk.says(1, bad.clone(), Cause::Corrupt { ranks: vec![0, 1] });
     let world = formed(&desk.says(0, bad, Cause::Corrupt { ranks: vec![0, 1] }));
     assert_eq!(world.origin, Origin::Disk("c/step-6".into()));
+    let reason = &desk.seen.last().unwrap().reason;
+    assert!(reason.contains("nobody holds moments of everything"), "{reason}");
+}
+
+#[test]
+fn the_same_failure_at_the_same_step_is_not_tried_for_ever() {
+    // Two holders disagree whatever is done; the budget would last longer.
+    let mut desk = Desk::running(&["layout.dp=2"], 6);
+    let disagree = || Cause::Disagree { reason: "norm/moment differs on 0 and 1".into() };
+    for round in 1..=4 {
+        desk.says(0, at(6), disagree());
+        let out = desk.says(1, at(6), disagree());
+        if round < 4 {
+            formed(&out);
+            desk.load(0);
+            // The way back to where it fails is no progress.
+            (1..=6).for_each(|step| drop(desk.on(Input::Step { step })));
+        }
+    }
+    let stop = desk.seen.last().unwrap();
+    assert_eq!(stop.action, Action::Stop { code: 5 });
+    for word in ["the same failure at the same step", "step 7", "4 times", "norm/moment differs"] {
+        assert!(stop.reason.contains(word), "{word}: {}", stop.reason);
+    }
+    // Steps that get on are no such thing.
+    let mut desk = Desk::running(&["layout.dp=2"], 6);
+    for step in 6..12 {
+        desk.says(0, at(step), disagree());
+        formed(&desk.says(1, at(step), disagree()));
+        desk.load(step);
+        desk.on(Input::Step { step: step + 1 });
+    }
+    assert!(!desk.policy.ended());
+}
+
+#[test]
+fn state_that_changes_again_and_again_restarts_its_process_and_then_ends() {
+    let mut desk = Desk::running(&["layout.dp=2"], 6);
+    let mut killed = Vec::new();
+    for _ in 0..4 {
+        let second = desk.policy.world().unwrap().processes[1];
+        let bad = Held { corrupt: vec!["norm/moment".into()], ..at(6) };
+        desk.says(0, at(6), Cause::Corrupt { ranks: vec![1] });
+        let out = desk.says(second.0, bad, Cause::Corrupt { ranks: vec![1] });
+        killed.extend(out.iter().filter(|a| matches!(a, Action::Kill { .. })).cloned());
+        if let Some(new) = spawns(&out).first() {
+            desk.on(Input::Ready { process: *new });
+        }
+        if !desk.policy.ended() {
+            desk.load(6);
+        }
+    }
+    assert_eq!(killed, [Action::Kill { process: Process(1) }]);
+    assert!(desk.policy.ended());
 }
 
 #[test]
@@ -235,7 +288,7 @@ fn a_hang_is_dumped_and_its_culprit_named() {
     let mut desk = Desk::running(&["layout.dp=2", "guard.progress_floor_ms=100"], 6);
     desk.now += 200;
     assert_eq!(desk.on(Input::Tick), [Action::Dump { generation: 1 }]);
-    let out = desk.on(Input::Verdict { ranks: vec![1], reason: "rank 1 is behind".into() });
+    let out = desk.on(Input::Verdict { ranks: vec![1], reason: "rank 1 is behind".into(), still_ms: 0 });
     assert!(
         out.iter().any(|a| matches!(a, Action::Tell(t) if t.rank == Some(1) && t.kind == "no progress")),
         "{out:?}"
@@ -246,6 +299,37 @@ fn a_hang_is_dumped_and_its_culprit_named() {
     desk.now += 5_000;
     let out = desk.on(Input::Tick);
     assert!(out.contains(&Action::Kill { process: Process(1) }), "{out:?}");
+}
+
+#[test]
+fn a_world_in_which_nothing_moves_is_ended_when_the_records_say_so_too() {
+    let mut desk = Desk::running(&["layout.dp=3"], 6);
+    let limit = 700 + 10;
+    assert_eq!(desk.on(Input::Still { ms: limit - 1 }), []);
+    assert_eq!(desk.on(Input::Still { ms: limit }), [Action::Dump { generation: 1 }]);
+    assert_eq!(desk.on(Input::Still { ms: limit + 10 }), []);
+    // Somebody moved after all: nobody is named, and nobody is asked again at once.
+    let verdict = |still_ms| Input::Verdict { ranks: vec![0, 2], reason: "0 does not reach 2".into(), still_ms };
+    assert_eq!(desk.on(verdict(limit - 1)), []);
+    assert_eq!(desk.on(Input::Still { ms: limit }), []);
+    desk.now += 1000;
+    assert_eq!(desk.on(Input::Still { ms: limit }), [Action::Dump { generation: 1 }]);
+    let out = desk.on(verdict(limit));
+    assert!(matches!(&out[0], Action::Tell(t) if t.rank == Some(0) && t.kind == "no progress"), "{out:?}");
+    assert_eq!(out[1], Action::Abort { generation: 1 });
+    assert_eq!(desk.on(Input::Still { ms: 9_000 }), [], "the world is ending");
+}
+
+#[test]
+fn a_world_that_is_loading_may_stand_still() {
+    let mut desk = Desk::running(&["layout.dp=2"], 6);
+    desk.exits(1);
+    let formed_now = |desk: &mut Desk| {
+        desk.says(0, at(6), Cause::Aborted);
+        desk.on(Input::Ready { process: Process(2) })
+    };
+    assert!(matches!(formed_now(&mut desk)[..], [Action::Form(_)]));
+    assert_eq!(desk.on(Input::Still { ms: 9_000 }), []);
 }
 
 #[test]
@@ -365,4 +449,65 @@ fn one_death_is_one_trouble_whoever_notices_first() {
     let out = desk.says(2, at(6), Cause::PeerGone { rank: 0, reason: "rank 0 is gone".into() });
     assert!(out.iter().any(|a| matches!(a, Action::Tell(t) if t.kind == "peer gone")), "{out:?}");
     assert_eq!(desk.policy.recoveries(), 2);
+}
+
+/// Two faults in a row: the second while the world that answers the first one loads.
+#[test]
+fn what_a_loading_world_started_from_is_not_given_up() {
+    let mut desk = Desk::running(&["layout.dp=4"], 6);
+    desk.exits(1);
+    [0, 2, 3].iter().for_each(|p| drop(desk.says(*p, at(6), Cause::Aborted)));
+    let second = formed(&desk.on(Input::Ready { process: Process(4) }));
+    assert_eq!(second.processes, [0, 4, 2, 3].map(Process));
+    // 0 has loaded and not heard it of all; 3 has nothing new yet; 2 dies; what came to 4 is all it has.
+    desk.exits(2);
+    let before = |rank| Some(Box::new(Held { generation: 1, rank, settled: true, ..at(6) }));
+    let loaded = |rank, before| Held { generation: 2, rank, before, ..at(6) };
+    let say = |desk: &mut Desk, process, held| {
+        let process = Process(process);
+        desk.on(Input::Interrupted { process, generation: 2, held, cause: Cause::Aborted })
+    };
+    say(&mut desk, 0, loaded(0, before(0)));
+    say(&mut desk, 4, loaded(1, None));
+    say(&mut desk, 3, *before(3).unwrap());
+    let third = formed(&desk.on(Input::Ready { process: Process(5) }));
+    let Origin::Peers { generation, holders, step, .. } = &third.origin else { panic!("{:?}", third.origin) };
+    assert_eq!((*generation, *step, &holders[..]), (1, 6, &[Some(0), None, None, Some(3)][..]));
+    // All have theirs by the word of one: the first world counts no more.
+    say_all_loaded(&mut desk, &third);
+}
+
+/// One of world `third` has heard that all have their state, then a rank dies.
+fn say_all_loaded(desk: &mut Desk, third: &World) {
+    let gone = third.processes[1];
+    desk.on(Input::Exited { process: gone, how: "signal 9".into() });
+    for (rank, process) in third.processes.iter().enumerate().filter(|(rank, _)| *rank != 1) {
+        let before = (rank != 0).then(|| Box::new(Held { generation: 1, settled: true, ..at(6) }));
+        let held = Held { generation: 3, rank: rank as u32, settled: rank == 0, before, ..at(6) };
+        desk.on(Input::Interrupted { process: *process, generation: 3, held, cause: Cause::Aborted });
+    }
+    let fourth = formed(&desk.on(Input::Ready { process: Process(6) }));
+    let Origin::Peers { generation, holders, .. } = &fourth.origin else { panic!("{:?}", fourth.origin) };
+    assert_eq!((*generation, &holders[..]), (3, &[Some(0), None, Some(2), Some(3)][..]));
+}
+
+#[test]
+fn what_was_held_before_a_checkpoint_was_read_is_not_believed() {
+    let mut desk = Desk::running(&["layout.dp=2"], 6);
+    desk.on(Input::Checkpoint { step: 6, path: "c/step-6".into() });
+    let disagree = || Cause::Disagree { reason: "0 and 1".into() };
+    desk.says(0, at(6), disagree());
+    let second = formed(&desk.says(1, at(6), disagree()));
+    assert_eq!(second.origin, Origin::Disk("c/step-6".into()));
+    desk.load(6);
+    // One never got so far as to give up what it had.
+    let old = Held { generation: 1, rank: 0, settled: true, ..at(6) };
+    let say = |desk: &mut Desk, process, held| {
+        let process = Process(process);
+        desk.on(Input::Interrupted { process, generation: 2, held, cause: Cause::Aborted })
+    };
+    say(&mut desk, 0, old);
+    let third = formed(&say(&mut desk, 1, Held { generation: 2, rank: 1, ..at(6) }));
+    let Origin::Peers { generation, holders, .. } = &third.origin else { panic!("{:?}", third.origin) };
+    assert_eq!((*generation, &holders[..]), (2, &[None, Some(1)][..]));
 }

@@ -6,10 +6,10 @@
 //! - if any survivor saw that vote, everyone goes on at k + 1; those at k apply it to what they have prepared;
 //! - else nobody alive has applied it, and all stay at k. The step is computed again, with the same bits.
 //!
-//! A world that ends while its ranks are still loading must not cost the state that they load from. So a process keeps what it
-//! had of the world before until it sees the first vote of the new one (all had loaded then), and reports both. A world in
-//! which anybody saw a vote is **settled**: all its ranks had their state. Nobody has stepped in an unsettled one, so what was
-//! loaded there is what the settled one before it had: it is used where that is not whole any more.
+//! A world that ends while its ranks are still loading must not cost the state that they load from. So when a rank has its
+//! state it says so to all others, and it keeps what it had of the world before until it has heard that of all; it reports both.
+//! A world of which anybody has heard that is **settled**: all its ranks had their state. Nobody has stepped in an unsettled
+//! one, so what was loaded there is what the settled one before it had: it is used where that is not whole any more.
 //!
 //! `tests/transaction` explores this function inside a model of the protocol.
 
@@ -18,7 +18,7 @@
 pub struct Holding<D> {
     /// The world whose layout it follows.
     pub generation: u64,
-    /// This process saw a vote of that world, so all of its ranks had their state.
+    /// This process heard from all ranks of that world that they had their state.
     pub settled: bool,
     /// The rank that it had in that world.
     pub rank: u32,
@@ -70,16 +70,17 @@ pub enum Stuck {
 }
 
 /// Where to go on, by what the processes that answered hold. `processes[i]` lists what process i holds, of at most two
-/// worlds. `keepers(generation)[s]` are the ranks that keep shard s (owner, mirror, replicas) in that world's layout.
+/// worlds. `lost(generation, ranks)` are the shards of that world's layout that none of `ranks` keeps (as owner, mirror,
+/// replica).
 ///
 /// # Errors
 /// [`Stuck`]; the disk is left then.
 pub fn resume<D: Clone + PartialEq>(
     processes: &[Vec<Holding<D>>],
-    keepers: impl Fn(u64) -> Vec<Vec<u32>>,
+    lost: impl Fn(u64, &[u32]) -> Vec<usize>,
 ) -> Result<Resumption<D>, Stuck> {
     let all = || processes.iter().flatten();
-    // Before the first vote of a run nothing is settled: its oldest world counts.
+    // Before the first world of a run is settled its oldest one counts.
     let settled = all().filter(|h| h.settled).map(|h| h.generation).max();
     let from = settled.or_else(|| all().map(|h| h.generation).min()).ok_or(Stuck::Nothing)?;
     let mut generations: Vec<u64> = all().map(|h| h.generation).filter(|&g| g >= from).collect();
@@ -87,7 +88,7 @@ pub fn resume<D: Clone + PartialEq>(
     generations.dedup();
     let mut first = None;
     for generation in generations {
-        match of_world(processes, generation, &keepers(generation)) {
+        match of_world(processes, generation, |ranks| lost(generation, ranks)) {
             Ok(resumption) => return Ok(resumption),
             Err(stuck) => _ = first.get_or_insert(stuck),
         }
@@ -99,7 +100,7 @@ pub fn resume<D: Clone + PartialEq>(
 fn of_world<D: Clone + PartialEq>(
     processes: &[Vec<Holding<D>>],
     generation: u64,
-    keepers: &[Vec<u32>],
+    lost: impl Fn(&[u32]) -> Vec<usize>,
 ) -> Result<Resumption<D>, Stuck> {
     let all = || processes.iter().enumerate().flat_map(|(i, held)| held.iter().map(move |h| (i, h)));
     let held = || all().filter(|(_, h)| h.generation == generation);
@@ -123,8 +124,8 @@ fn of_world<D: Clone + PartialEq>(
     if holders.is_empty() {
         return Err(Stuck::Nothing);
     }
-    let kept = |rank: &u32| holders.iter().any(|(holder, _)| holder == rank);
-    let shards: Vec<usize> = (0..keepers.len()).filter(|&shard| !keepers[shard].iter().any(kept)).collect();
+    let ranks: Vec<u32> = holders.iter().map(|(rank, _)| *rank).collect();
+    let shards = lost(&ranks);
     if !shards.is_empty() {
         return Err(Stuck::Lost { step, shards });
     }
@@ -140,9 +141,14 @@ mod tests {
         vec![Holding { generation: 1, settled: true, rank, step, prepared, decided, corrupt: false }]
     }
 
-    /// One shard that anybody may keep.
-    fn any(_: u64) -> Vec<Vec<u32>> {
-        vec![vec![0, 1, 2]]
+    /// Everybody keeps everything.
+    fn any(_: u64, ranks: &[u32]) -> Vec<usize> {
+        if ranks.is_empty() { vec![0] } else { vec![] }
+    }
+
+    /// The shards of which none of `keepers` is in `ranks`.
+    fn lost(keepers: &[Vec<u32>], ranks: &[u32]) -> Vec<usize> {
+        (0..keepers.len()).filter(|shard| !keepers[*shard].iter().any(|k| ranks.contains(k))).collect()
     }
 
     #[test]
@@ -170,7 +176,7 @@ mod tests {
         let held = [at(0, 5, false, Some(5)), at(1, 4, false, Some(4))];
         let resumption = resume(&held, any).unwrap();
         assert_eq!((resumption.forward, resumption.holders), (None, vec![(0, 0)]));
-        let lost = resume(&held, |_| vec![vec![0, 1], vec![1, 2]]);
+        let lost = resume(&held, |_, ranks| lost(&[vec![0, 1], vec![1, 2]], ranks));
         assert_eq!(lost, Err(Stuck::Lost { step: 5, shards: vec![1] }));
     }
 
@@ -185,9 +191,10 @@ mod tests {
         assert_eq!((resumption.generation, resumption.holders), (1, vec![(0, 0), (2, 1)]));
         // Shard 1 was kept by ranks 1 and 2 of the first world, which are gone; rank 0 of the second has all.
         let keepers = |generation| if generation == 1 { vec![vec![0, 1], vec![1, 2]] } else { vec![vec![0, 1]; 2] };
-        let resumption = resume(std::slice::from_ref(&first), keepers).unwrap();
+        let lost = |generation, ranks: &[u32]| lost(&keepers(generation), ranks);
+        let resumption = resume(std::slice::from_ref(&first), lost).unwrap();
         assert_eq!((resumption.generation, resumption.step, resumption.holders), (2, 4, vec![(0, 0)]));
-        // One vote of the new world: all had loaded.
+        // One who heard it of all of the new world: all had loaded.
         let voted = Holding { settled: true, step: 5, decided: Some((5, 'd')), ..loading };
         let resumption = resume(&[first, vec![voted]], any).unwrap();
         assert_eq!((resumption.generation, resumption.step, resumption.holders), (2, 5, vec![(0, 1)]));

@@ -16,6 +16,8 @@ pub struct Guard {
     pub progress_factor: f64,
     /// But never before so long.
     pub progress_floor_ms: u64,
+    /// All ranks wait, and no byte comes or goes at any of them, for so long and the longest step: a hang.
+    pub still_floor_ms: u64,
     /// A world must have its links and its state within this time.
     pub assemble_timeout_ms: u64,
     /// Recoveries within the window before the run gives up.
@@ -45,6 +47,7 @@ pub(crate) fn guard(values: &Values) -> Result<Guard, SpecError> {
         stopped_timeout_ms: ms("guard.stopped_timeout_ms")?,
         progress_factor: values.float("guard.progress_factor").expect("has a default"),
         progress_floor_ms: ms("guard.progress_floor_ms")?,
+        still_floor_ms: ms("guard.still_floor_ms")?,
         assemble_timeout_ms: ms("guard.assemble_timeout_ms")?,
         restarts_max: values.need("guard.restarts_max")?,
         restarts_window_s: ms("guard.restarts_window_s")?,
@@ -63,6 +66,7 @@ fn law(guard: &Guard) -> Result<(), SpecError> {
         ("guard.beat_ms", guard.beat_ms, 1),
         ("guard.stopped_timeout_ms", guard.stopped_timeout_ms, 1),
         ("guard.progress_floor_ms", guard.progress_floor_ms, 1),
+        ("guard.still_floor_ms", guard.still_floor_ms, 1),
         ("guard.assemble_timeout_ms", guard.assemble_timeout_ms, 1),
         ("guard.evict_after", guard.evict_after as u64, 1),
     ];

@@ -160,6 +160,7 @@ keys! {
     "guard.stopped_timeout_ms" Int "500" false "a rank process that the system shows as stopped is taken for dead after so long";
     "guard.progress_factor" Float "10.0" false "no step for this many times the longest step seen is a hang";
     "guard.progress_floor_ms" Int "20_000" false "but never before so many milliseconds";
+    "guard.still_floor_ms" Int "700" false "all ranks wait for each other and no byte has moved for so long, and the longest step seen, is a hang: a cut link";
     "guard.assemble_timeout_ms" Int "60_000" false "ranks must have their links and their state within this time";
     "guard.restarts_max" Int "16" false "recoveries within guard.restarts_window_s before the run gives up (exit code 5); 0: any failure ends it";
     "guard.restarts_window_s" Int "3_600" false "the window of guard.restarts_max and guard.evict_after, in seconds";

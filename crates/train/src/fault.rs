@@ -74,6 +74,8 @@ impl<'a> Faults<'a> {
             let number = mix(u64::from(rank) + 1, step);
             self.announce(&fault);
             match kind {
+                // Its place is in no step.
+                FaultKind::KillAt(Moment::Load) => {}
                 FaultKind::Kill | FaultKind::KillAt(Moment::Vote | Moment::Apply | Moment::Gather) => {
                     signal(rustix::process::Signal::KILL);
                 }
@@ -96,6 +98,15 @@ impl<'a> Faults<'a> {
             }
         }
         strikes
+    }
+
+    /// Strikes what is to strike while state is loaded, `step` being next. A killed process does not return.
+    pub fn strike_loading(&mut self, step: u64) {
+        let due = |fault: &&Fault| fault.kind == FaultKind::KillAt(Moment::Load) && fault.step <= step;
+        if let Some(fault) = self.due.iter().find(due) {
+            self.announce(fault);
+            signal(rustix::process::Signal::KILL);
+        }
     }
 
     fn announce(&self, fault: &Fault) {
@@ -136,6 +147,7 @@ fn place(fault: &Fault, instrs: &[Instr]) -> usize {
         FaultKind::Kill | FaultKind::Stop | FaultKind::FlipMessage => {
             mix(u64::from(fault.rank) + 1, fault.step) as usize % instrs.len().max(1)
         }
+        FaultKind::KillAt(Moment::Load) => usize::MAX,
         FaultKind::KillAt(Moment::Vote | Moment::HalfBallot) => first(&ballot),
         FaultKind::KillAt(Moment::Apply) => first(&apply),
         FaultKind::KillAt(Moment::Gather) => {

@@ -1,5 +1,7 @@
 //! One rank's run: steps, validations, checkpoints, digests; it reports, it does not decide about failures.
 
+mod begin;
+mod work;
 mod world;
 
 use std::path::PathBuf;
@@ -7,11 +9,9 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
-use checkpoint::Checkpoint;
-use checkpoint::hf::HfFolder;
 use control::fault::Fault;
 use data::{Dataset, Split};
-use events::{Event, RankReport, Step, Work};
+use events::{Event, RankReport, Step};
 use fabric::Endpoint;
 use kernels::{Ctx, NUMERICS_VERSION, Simd};
 use program::{Mode, Program};
@@ -29,7 +29,6 @@ use crate::mutant::{self, Mutant};
 use crate::optim::learning_rate;
 use crate::persist::{self, Saved};
 use crate::pin;
-use crate::recover::{self, Fetched};
 use crate::sample::Sampling;
 use crate::saver::Saver;
 use crate::state::ChunkState;
@@ -90,7 +89,7 @@ pub fn run(job: &Job, endpoint: Endpoint, start: Start, sink: &dyn Fn(Said)) -> 
     executor.pulse = job.pulse.clone();
     executor.guarded = job.run.guard.hash_state;
     executor.faults = Faults::new(job.faults.clone(), sink);
-    let loaded = load(job, &mut executor, start)?;
+    let loaded = begin::load(job, &mut executor, start)?;
     job.pulse.step.store(loaded.step, Ordering::Relaxed);
     sink(Said::Loaded { step: loaded.step, bytes: loaded.bytes, seconds: began.elapsed().as_secs_f64() });
     let train = program::lower(&job.run, rank, Mode::Train);
@@ -104,11 +103,13 @@ pub fn run(job: &Job, endpoint: Endpoint, start: Start, sink: &dyn Fn(Said)) -> 
         executor,
         sink,
         time: vec![("setup".into(), began.elapsed().as_secs_f64())],
+        own_work: work::OwnWork::default(),
         saver: Saver::new(&job.run, rank, &job.checkpoints, loaded.step),
         failed_checkpoint: None,
         best: loaded.best,
         best_at_step: loaded.best,
         step: loaded.step,
+        from_peers: loaded.from_peers,
         open_at: loaded.open.then_some(loaded.step),
     };
     rank_run.saver.open_store(&job.run)?;
@@ -119,47 +120,6 @@ pub fn run(job: &Job, endpoint: Endpoint, start: Start, sink: &dyn Fn(Said)) -> 
             Ok(ended)
         }
         Err(error) => Err(Ending { remains: Some(Box::new(rank_run.remains())), error }),
-    }
-}
-
-/// Where a rank goes on.
-struct Loaded {
-    /// The last step in the state.
-    step: u64,
-    /// Bytes that came.
-    bytes: u64,
-    /// Validations so far.
-    best: Best,
-    /// What follows the step, such as a validation, may not have been done.
-    open: bool,
-    /// The step's vote was to stop after it.
-    stop: bool,
-}
-
-/// Brings the state to where the job goes on.
-fn load(job: &Job, executor: &mut Executor, start: Start) -> Result<Loaded, Ending> {
-    let fresh = Loaded { step: 0, bytes: 0, best: job.best, open: false, stop: false };
-    match start {
-        Start::Peers(mut peers) => match recover::fetch(executor, &mut peers) {
-            Ok(fetched) => {
-                let Fetched { best, stop, bytes } = fetched;
-                Ok(Loaded { step: peers.step, bytes, best, open: peers.step > 0, stop })
-            }
-            Err(error) => Err(Ending { error, remains: peers.remains }),
-        },
-        Start::Disk(path) => {
-            let from = Checkpoint::open(&path).map_err(TrainError::from)?;
-            persist::load(executor, &from)?;
-            let bytes = executor.chunks.values().map(|state| 4 * state.resident() as u64).sum();
-            Ok(Loaded { step: from.meta().step, bytes, ..fresh })
-        }
-        Start::Fresh => {
-            if let Some(folder) = &job.run.from {
-                let folder = HfFolder::open(folder, &job.run.model).map_err(TrainError::from)?;
-                executor.load_folder(&folder)?;
-            }
-            Ok(fresh)
-        }
     }
 }
 
@@ -187,6 +147,7 @@ struct RankRun<'a> {
     executor: Executor<'a>,
     sink: &'a dyn Fn(Said),
     time: Vec<(String, f64)>,
+    own_work: work::OwnWork,
     saver: Saver,
     /// Why the last try of a checkpoint failed, if it did.
     failed_checkpoint: Option<String>,
@@ -195,6 +156,7 @@ struct RankRun<'a> {
     best_at_step: Best,
     /// The last step whose update is whole.
     step: u64,
+    from_peers: bool,
     /// The step whose checkpoint an earlier world may have written.
     open_at: Option<u64>,
 }
@@ -215,6 +177,10 @@ impl RankRun<'_> {
         let step = self.step.max(voted);
         let corrupt = executor.guard.check(executor.ctx, executor.states());
         Remains {
+            generation: 0,
+            // State of peers has come to all or to none; else the first vote says that all have theirs.
+            settled: self.from_peers || voted > 0,
+            before: None,
             corrupt,
             rank: executor.place.rank,
             chunks: std::mem::take(&mut executor.chunks),
@@ -234,7 +200,7 @@ impl RankRun<'_> {
         }
     }
 
-    fn steps(&mut self, from: &Loaded) -> Result<Ended, TrainError> {
+    fn steps(&mut self, from: &begin::Loaded) -> Result<Ended, TrainError> {
         let run = &self.job.run;
         let steps = run.train.steps;
         let mut ended = Ended::Finished;
@@ -301,6 +267,7 @@ impl RankRun<'_> {
         };
         let profiled = self.job.profiling.as_ref().is_some_and(|p| (p.first..=p.last).contains(&step));
         let waited_ns = self.executor.comm.endpoint.waited_ns();
+        self.own_work.begin(&self.executor.comm.endpoint);
         if let Some(recorder) = self.executor.recorder.as_mut().filter(|_| profiled) {
             recorder.begin(step, began, waited_ns);
         }
@@ -349,7 +316,9 @@ impl RankRun<'_> {
         self.spent("train", began);
         let seconds = began.elapsed().as_secs_f64();
         self.saver.stepped(seconds);
-        self.tell_work(step, seconds, waited_ns);
+        if let Some(work) = self.own_work.end(&self.executor, step, seconds) {
+            (self.sink)(Said::Event(Event::Work(work)));
+        }
         let tokens = run.tokens_per_step() as u64;
         let rate = tokens as f64 / seconds;
         let flops = rate * run.model.flops_per_token(run.train.seq);
@@ -368,20 +337,6 @@ impl RankRun<'_> {
             experts: expert_load(&self.executor.loads, self.executor.copies, tokens, aux),
         }));
         Ok(decision.stop)
-    }
-
-    /// Tells how much of the step was own work. Only who is not alone can hold others up.
-    fn tell_work(&self, step: u64, step_s: f64, waited_before_ns: u64) {
-        let ranks = self.job.run.layout.world();
-        if ranks == 1 {
-            return;
-        }
-        let waited_ns = self.executor.comm.endpoint.waited_ns().saturating_sub(waited_before_ns);
-        let place = &self.executor.place;
-        let parts = [place.at.pp, place.data_cells.len(), place.contexts.len(), place.cells.len()];
-        let alike = parts.into_iter().fold(0, |sum, part| sum << 16 | part as u64);
-        let own_s = step_s - 1e-9 * waited_ns as f64;
-        (self.sink)(Said::Event(Event::Work(Work { rank: place.rank, ranks, alike, step, own_s, step_s })));
     }
 
     /// Writes down what was recorded; the parent waits for it. From then on nothing is recorded.

@@ -231,5 +231,6 @@ pub fn peers(before: &World, held: &[Option<(Held, u32)>]) -> Origin {
     let comes = |h: &Held| h.step == Some(step) || (h.step == Some(step - 1) && h.prepared && forward.is_some());
     let holder =
         |h: &Option<(Held, u32)>| h.as_ref().filter(|(h, _)| h.corrupt.is_empty() && comes(h)).map(|(_, now)| *now);
-    Origin::Peers { before: before.toml.clone(), holders: held.iter().map(holder).collect(), step, forward }
+    let (generation, holders) = (before.generation, held.iter().map(holder).collect());
+    Origin::Peers { generation, before: before.toml.clone(), holders, step, forward }
 }

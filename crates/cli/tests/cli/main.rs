@@ -8,6 +8,7 @@ mod check;
 mod ckpt;
 mod common;
 mod damaged;
+mod detect;
 mod disk;
 mod doctor;
 mod layouts;

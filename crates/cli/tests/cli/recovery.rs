@@ -177,3 +177,19 @@ fn many_faults_in_one_run() {
     injected("kill:1@7,stop:2@12,nan:0@15,flip:3@17", 3, &FOUR);
     injected("kill:1@7,kill:0@12,kill:1@18", 3, &["layout.dp=2", "layout.transport=tcp"]);
 }
+
+/// The second rank dies while the world that answers the first death loads: what the first world held is not given up.
+#[test]
+fn a_rank_killed_in_the_recovery_of_another_one_costs_nothing() {
+    for sets in [&["layout.dp=2", "layout.pp=2"][..], &["layout.dp=2", "layout.tp=2", "layout.zero=1"]] {
+        let lab = Lab::new();
+        let inject = ["--inject", "kill:1@7,kill:2@7:load"];
+        let out = lab.train("out", &inject, &[&[STEPS], sets].concat()).expect(0);
+        assert_eq!(out.digest(), undisturbed(), "{out}");
+        assert!(out.stdout.contains("\nrestarts 2\n"), "{out}");
+        let worlds: Vec<_> = out.stdout.lines().filter(|line| line.starts_with("world ")).collect();
+        assert!(worlds.len() == 2 && worlds.iter().all(|world| world.contains("state from peers")), "{worlds:?}");
+        let redone = out.stdout.lines().filter(|line| line.starts_with("recovered in "));
+        assert!(redone.clone().count() > 0 && redone.clone().all(|line| line.contains(" 0 steps redone")), "{out}");
+    }
+}

@@ -6,6 +6,7 @@
 mod receive;
 mod send;
 
+use crate::core_wait::CoreWait;
 use crate::error::FabricError;
 use crate::flight::Recorder;
 use crate::frame::Header;
@@ -35,18 +36,10 @@ pub enum Fault {
 /// (peer, group, lane): messages of one stream keep their order.
 type Stream = (RankId, u32, u8);
 
-/// How long nothing has happened.
+/// Since when nothing has happened, and how long the thread had waited for a core by then.
 #[derive(Default)]
 struct Idle {
-    since: Option<Instant>,
-}
-
-impl Idle {
-    fn over(&mut self, task: &mut Task) {
-        if let Some(since) = self.since.take() {
-            task.count.waited_ns += since.elapsed().as_nanos() as u64;
-        }
-    }
+    since: Option<(Instant, u64)>,
 }
 
 /// What a wait is for, for the error that may end it.
@@ -72,6 +65,7 @@ pub(crate) struct Mail {
     /// Peers from and to which nothing gets through: a drill.
     cut: Vec<bool>,
     flight: Arc<Recorder>,
+    core_wait: CoreWait,
     /// Room for numbers that arrive unaligned.
     unaligned: Vec<f32>,
 }
@@ -98,6 +92,7 @@ impl Mail {
             fault: None,
             cut: vec![false; world as usize],
             flight,
+            core_wait: CoreWait::default(),
             unaligned: Vec::new(),
         }
     }
@@ -119,16 +114,26 @@ impl Mail {
         wish.min(usize::try_from(fits).unwrap_or(wish)).max(1)
     }
 
+    /// Something has happened.
+    fn over(&mut self, task: &mut Task, idle: &mut Idle) {
+        if let Some((since, core_wait_ns)) = idle.since.take() {
+            self.flight.moves();
+            task.count.waited_ns += since.elapsed().as_nanos() as u64;
+            task.count.core_wait_ns += self.core_wait.ns().saturating_sub(core_wait_ns);
+        }
+    }
+
     /// Looks at the deadline, then sleeps a little.
-    fn pause(&self, task: &mut Task, idle: &mut Idle, ticket: u32, why: &Reason) -> Result<(), FabricError> {
+    fn pause(&mut self, task: &mut Task, idle: &mut Idle, ticket: u32, why: &Reason) -> Result<(), FabricError> {
         if idle.since.is_none() {
-            idle.since = Some(Instant::now());
             self.flight.waits(why.peer);
         }
+        let (since, _) = *idle.since.get_or_insert_with(|| (Instant::now(), self.core_wait.ns()));
+        self.flight.looks(since);
         let waited = task.started.elapsed();
         let deadline = Duration::from_millis(self.options.deadline_ms);
         if waited >= deadline {
-            idle.over(task);
+            self.over(task, idle);
             return Err(FabricError::Deadline {
                 operation: task.operation,
                 group: task.group.name.clone(),

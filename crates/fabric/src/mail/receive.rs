@@ -133,7 +133,7 @@ impl Mail {
         loop {
             let letter = if moved { self.waiting.get_mut(&stream).and_then(VecDeque::pop_front) } else { None };
             if let Some(letter) = letter {
-                idle.over(task);
+                self.over(task, &mut idle);
                 self.waiting_bytes -= letter.1.len() as u64;
                 if letter.0.operation != task.operation.wire() {
                     return Err(task.wrong_operation(&letter.0));
@@ -147,7 +147,7 @@ impl Mail {
             let ticket = self.link.ticket();
             moved = self.pump(task, peer, want.as_deref_mut())?;
             if want.as_ref().is_some_and(|w| w.done) {
-                idle.over(task);
+                self.over(task, &mut idle);
                 return Ok(None);
             }
             if !moved {
@@ -157,7 +157,7 @@ impl Mail {
                 moved = self.drain(task, Some(peer))?;
             }
             if moved {
-                idle.over(task);
+                self.over(task, &mut idle);
                 continue;
             }
             let sequence = self.seen.get(&stream).copied().unwrap_or(0);
@@ -249,6 +249,7 @@ impl Mail {
             return wrong("sequence", *seen, header.sequence);
         }
         *seen += 1;
+        self.flight.receives(peer);
         if header.bytes > self.options.message_bytes_max {
             return Err(self.oversize("from", task.name(header.group), peer, header.bytes));
         }

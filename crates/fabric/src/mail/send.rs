@@ -38,6 +38,7 @@ impl Mail {
         let crosses = task.group.crosses(task.me, member);
         task.count.messages_sent += 1;
         *(if crosses { &mut task.count.inter_bytes_sent } else { &mut task.count.intra_bytes_sent }) += bytes;
+        self.flight.sends(peer);
         if self.cut[peer as usize] {
             return Ok(());
         }
@@ -103,14 +104,14 @@ impl Mail {
             let took = self.link.write(header.target, rest).map_err(|d| task.gone(header.target, d))?;
             IoSlice::advance_slices(&mut rest, took);
             if took > 0 || self.drain(task, None)? {
-                idle.over(task);
+                self.over(task, &mut idle);
                 continue;
             }
             let peer = header.target;
             let reason = Reason { peer, direction: "to send to", sequence: header.sequence, full: Some(peer) };
             self.pause(task, &mut idle, ticket, &reason)?;
         }
-        idle.over(task);
+        self.over(task, &mut idle);
         Ok(())
     }
 }

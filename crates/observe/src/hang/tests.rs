@@ -87,7 +87,7 @@ fn rank(rank: u32, world: u32, begun: u64, stuck: bool) -> RankView {
         rank,
         groups: [("1".to_owned(), of)].into(),
         exchanges: (1..=begun).map(exchange).collect(),
-        waits_for: None,
+        ..RankView::default()
     }
 }
 
@@ -118,7 +118,7 @@ fn a_rank_that_waits_itself_is_no_culprit() {
         rank,
         groups: groups.iter().map(|(n, g)| (n.to_string(), g.clone())).collect(),
         exchanges,
-        waits_for: None,
+        ..RankView::default()
     };
     let views = [
         view(0, &[("1", group(&[0, 1], 1))], vec![stuck("1")]),
@@ -142,12 +142,39 @@ fn when_all_have_joined_the_link_is_asked() {
 }
 
 #[test]
+fn a_link_that_loses_messages_is_named_by_both_of_its_ends() {
+    let mut views: Vec<_> = (0..3).map(|r| rank(r, 3, 5, true)).collect();
+    for view in &mut views {
+        view.waits_for = Some((view.rank + 1) % 3);
+        view.still_ms = 700;
+        view.links = (0..3).filter(|r| *r != view.rank).map(|r| (r, (20, 20))).collect();
+    }
+    let before = verdict(&views);
+    assert!(before.cut.is_empty() && !before.culprits.is_empty());
+    // What 0 sends to 1 vanishes; who follows from that is not named.
+    views[0].links.insert(1, (22, 20));
+    let found = verdict(&views);
+    assert_eq!(found.cut, [Cut { from: 0, to: 1, sent: 22, received: 20 }]);
+    assert_eq!((found.named(), found.culprits.len()), (vec![0, 1], 0));
+    assert!(found.to_string().starts_with("rank 0 does not reach rank 1: the last 2 of 22 messages"), "{found}");
+    assert!(found.to_string().ends_with("follow from that: rank 2"), "{found}");
+    // One that has not looked has only not taken them yet.
+    views[1].still_ms = 0;
+    assert!(verdict(&views).cut.is_empty());
+    let answer = |ms: u64| Some(serde_json::json!({ "still_ms": ms }));
+    assert_eq!(still_ms(&[answer(900), answer(700)]), 700);
+    assert_eq!((still_ms(&[answer(900), None]), still_ms(&[answer(900), answer(0)])), (0, 0));
+}
+
+#[test]
 fn a_record_comes_back_from_its_file() {
     let record = fabric::FlightRecord {
         rank: 1,
         world: 2,
         generation: 3,
         waits_for: Some(0),
+        still_ms: 450,
+        links: vec![fabric::FlightLink { peer: 0, sent: 9, received: 8 }],
         groups: vec![fabric::FlightGroup {
             id: 7,
             name: "dp".into(),
@@ -168,6 +195,7 @@ fn a_record_comes_back_from_its_file() {
     assert_eq!(dump["entries"][1]["profiling_name"], "lockstep:send 1->0");
     let view = pytorch::read(&dump.to_string(), None).unwrap();
     assert_eq!((view.rank, view.waits_for, view.groups["7"].begun), (1, Some(0), 2));
+    assert_eq!((view.still_ms, view.links[&0]), (450, (9, 8)));
     assert_eq!(view.exchanges.iter().filter(|e| !e.ended).map(|e| e.sequence).collect::<Vec<_>>(), [2]);
     assert_eq!(pytorch::rank_of(&pytorch::file_name(12)), Some(12));
     assert!(pytorch::read("{}", Some(0)).is_err());

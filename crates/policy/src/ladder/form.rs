@@ -6,7 +6,7 @@ use spec::Run;
 
 use super::{Left, Next, Phase, Policy};
 use crate::action::{Action, Origin, World};
-use crate::held::agree;
+use crate::held::{Agreement, agree};
 use crate::hosts::Doing;
 use crate::input::{Cause, Held, Process};
 use crate::shrink::nearest;
@@ -64,52 +64,61 @@ impl Policy {
             }
         }
         let distrust = causes.iter().any(|c| matches!(c, Cause::Disagree { .. } | Cause::Lost { .. }));
-        let mut held = held;
+        let mut held: Vec<Vec<&Held>> = held.into_iter().map(|h| h.map_or(Vec::new(), |h| h.all().collect())).collect();
         for cause in &causes {
             if let Cause::Corrupt { ranks } = cause {
-                ranks.iter().for_each(|r| held[*r as usize] = None);
+                ranks.iter().for_each(|r| held[*r as usize].clear());
             }
         }
         self.blame(now, &members, &causes);
         self.phase = Phase::Forming;
         let was_whole = self.is_whole();
         let Some((world, run)) = self.world.clone() else { return };
-        self.origin = match (std::mem::replace(&mut self.origin, Next::Saved), &world.origin) {
-            _ if distrust => Next::Saved,
-            // State was on its way when the world ended; nobody gives up what it holds before all have what they need.
-            (Next::Peers(left), _) if !was_whole && left.run.layout != run.layout => {
-                self.still_left(*left, &members, &held)
-            }
-            (_, Origin::Fresh | Origin::Disk(_)) if !was_whole => Next::Saved,
-            _ => match agree(&held) {
-                Some(agreed) if self.laws.covers(&run, &agreed.holds, &run) => {
-                    let holders = members.iter().zip(&agreed.holds).map(|(p, holds)| holds.then_some(*p)).collect();
-                    self.committed = self.committed.max(agreed.step);
-                    let (run_toml, step, forward) = (world.run_toml, agreed.step, agreed.forward);
-                    Next::Peers(Box::new(Left { run, run_toml, holders, step, forward }))
-                }
-                _ => Next::Saved,
-            },
+        self.past.insert(world.generation, (run, world.run_toml));
+        let started = matches!(world.origin, Origin::Peers { .. }) || was_whole;
+        self.why_saved.clear();
+        self.origin = if distrust || !started { Next::Saved } else { self.left(&members, &held) };
+        // What was held before is never asked for again.
+        let from = match &self.origin {
+            Next::Peers(left) => left.generation,
+            Next::Saved => world.generation + 1,
         };
+        self.past = self.past.split_off(&from);
     }
 
-    /// What is left of an earlier world after the one that should follow it failed too.
-    fn still_left(&self, mut left: Left, members: &[Process], held: &[Option<&Held>]) -> Next {
-        for holder in &mut left.holders {
-            let at = holder.and_then(|p| members.iter().position(|m| *m == p));
-            let here = at.is_some_and(|at| held[at].is_some_and(|h| h.step.is_some() && h.corrupt.is_empty()));
-            // Who has its new state already has the old one no more.
-            *holder = holder.filter(|p| here && !self.loaded.contains(p));
-        }
-        Next::Peers(Box::new(left))
+    /// What the members hold together, if it is all there.
+    fn left(&mut self, members: &[Process], held: &[Vec<&Held>]) -> Next {
+        let run = |generation| self.past.get(&generation).map(|(run, _)| run);
+        let size = |generation| run(generation).map(|run| run.layout.world());
+        let covers = |generation, holds: &[bool]| run(generation).is_some_and(|run| self.laws.covers(run, holds, run));
+        let Some(Agreement { generation, step, forward, holders }) = agree(held, size, covers) else {
+            // What is missing of the last world, by who is believed.
+            let mut holds = vec![false; members.len()];
+            let sound = |held: &&Held| held.step.is_some() && held.corrupt.is_empty();
+            for (rank, held) in held.iter().enumerate() {
+                holds[rank] = held.first().is_some_and(sound);
+            }
+            let run = self.run();
+            let lost = self.laws.lost(run, &holds, run);
+            self.why_saved = lost.map_or(String::new(), |lost| format!("nobody holds {lost}: "));
+            return Next::Saved;
+        };
+        let holders = holders.into_iter().map(|holder| holder.map(|i| members[i])).collect();
+        let (run, run_toml) = self.past[&generation].clone();
+        self.committed = self.committed.max(step);
+        Next::Peers(Box::new(Left { generation, run, run_toml, holders, step, forward }))
     }
 
     /// The same trouble at the same step, again and again: somebody is restarted, although nobody can be named for sure.
     fn blame(&mut self, now: u64, members: &[Process], causes: &[&Cause]) {
         let mut suspects: BTreeMap<u32, usize> = BTreeMap::new();
         for cause in causes {
-            if let Cause::Deadline { rank, .. } | Cause::BadMessage { rank, .. } = cause {
-                *suspects.entry(*rank).or_default() += 1;
+            match cause {
+                Cause::Deadline { rank, .. } | Cause::BadMessage { rank, .. } => {
+                    *suspects.entry(*rank).or_default() += 1
+                }
+                Cause::Corrupt { ranks } => ranks.iter().for_each(|rank| *suspects.entry(*rank).or_default() += 1),
+                _ => {}
             }
         }
         let Some((rank, _)) = suspects.into_iter().max_by_key(|(rank, n)| (*n, std::cmp::Reverse(*rank))) else {
@@ -197,16 +206,18 @@ impl Policy {
             Next::Peers(left) => {
                 let holders: Vec<_> = left.holders.iter().map(|h| h.as_ref().and_then(rank_of)).collect();
                 let holds: Vec<_> = holders.iter().map(Option::is_some).collect();
-                if self.laws.covers(&left.run, &holds, &run) {
+                let lost = self.laws.lost(&left.run, &holds, &run);
+                if lost.is_none() {
                     let (before, step, forward) = (left.run_toml.clone(), left.step, left.forward.clone());
+                    let generation = left.generation;
                     let (here, all) = (holds.iter().filter(|holds| **holds).count(), holds.len());
                     let text = format!("state of step {step} from {here} of the {all} ranks before");
-                    (Origin::Peers { before, holders, step, forward }, text)
+                    (Origin::Peers { generation, before, holders, step, forward }, text)
                 } else {
-                    (saved(), "a piece of the state has no living holder".into())
+                    (saved(), format!("nobody holds {}: the newest checkpoint, or the start", lost.unwrap_or_default()))
                 }
             }
-            Next::Saved => (saved(), "the start, or the newest checkpoint".into()),
+            Next::Saved => (saved(), format!("{}the newest checkpoint, or the start", self.why_saved)),
         };
         let shape = match size.cmp(&self.wanted.layout.world()) {
             std::cmp::Ordering::Less => format!("{} of {} ranks, over the same grid", size, self.wanted.layout.world()),
@@ -220,7 +231,7 @@ impl Policy {
         (self.counted, self.suspicion) = (false, None);
         self.connected.clear();
         self.loaded.clear();
-        (self.formed_at, self.progress_at, self.dumped_at) = (now, now, None);
+        (self.formed_at, self.progress_at, self.asked) = (now, now, None);
         // Those that wait and hold something from before hold it for nothing now.
         for process in self.hosts.available() {
             self.hosts.set(process, Doing::Ready);

@@ -1,6 +1,7 @@
-//! The state machine: what an input means. What follows from it stands in `form`.
+//! The state machine: what an input means. What follows from it stands in `form`, who holds the others up in `hang`.
 
 mod form;
+mod hang;
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::path::PathBuf;
@@ -15,11 +16,11 @@ use crate::{BUDGET_SPENT, INTERNAL};
 
 /// How long the members of an ended world may take to say what they hold, at least.
 const SETTLE_MS: u64 = 3_000;
-/// How long a verdict may take after a dump.
-const VERDICT_MS: u64 = 1_000;
 
-/// Where the first world starts.
-#[derive(Debug, Clone, PartialEq)]
+/// A step may fail so often in the same way before the run ends.
+const SAME_MAX: usize = 3;
+
+/// Where the first world starts.#[derive(Debug, Clone, PartialEq)]
 pub struct Start {
     /// The run as the person asked for it.
     pub run: Run,
@@ -52,8 +53,12 @@ pub struct Policy {
     phase: Phase,
     /// The world of the moment, or the last one, with its run.
     world: Option<(World, Run)>,
+    /// Worlds of which something may still be held, with their run files.
+    past: BTreeMap<u64, (Run, String)>,
     /// Where the next world's state comes from.
     origin: Next,
+    /// Why it is not what processes hold.
+    why_saved: String,
     connected: BTreeSet<Process>,
     loaded: BTreeSet<Process>,
     formed_at: u64,
@@ -61,7 +66,10 @@ pub struct Policy {
     saved: Option<(u64, PathBuf)>,
     progress_at: u64,
     longest_step_ms: u64,
-    dumped_at: Option<u64>,
+    /// The members are asked where they stand.
+    asked: Option<hang::Asked>,
+    /// They were asked whether nothing moves, and something did: not asked again before then.
+    moved_until: u64,
     recoveries: VecDeque<u64>,
     /// Troubles without a culprit at a step: they are replayed, but not for ever.
     replays: BTreeMap<(u64, String), usize>,
@@ -88,6 +96,7 @@ enum Next {
 /// A world that ended, as far as it is believed.
 #[derive(Debug, Clone, PartialEq)]
 struct Left {
+    generation: u64,
     run: Run,
     run_toml: String,
     /// By its ranks.
@@ -107,7 +116,9 @@ impl Policy {
             hosts: Hosts::default(),
             phase: Phase::Forming,
             world: None,
+            past: BTreeMap::new(),
             origin: Next::Saved,
+            why_saved: String::new(),
             connected: BTreeSet::new(),
             loaded: BTreeSet::new(),
             formed_at: 0,
@@ -115,7 +126,8 @@ impl Policy {
             saved: start.from,
             progress_at: 0,
             longest_step_ms: 0,
-            dumped_at: None,
+            asked: None,
+            moved_until: 0,
             recoveries: VecDeque::new(),
             replays: BTreeMap::new(),
             troubles: 0,
@@ -218,7 +230,8 @@ impl Policy {
                     self.saved = Some((step, path));
                 }
             }
-            Input::Verdict { ranks, reason } => self.verdict(now, &ranks, &reason),
+            Input::Still { ms } => self.still(now, ms),
+            Input::Verdict { ranks, reason, still_ms } => self.verdict(now, &ranks, &reason, still_ms),
             Input::Done { process } => self.done(process),
             Input::Failed { process, code, reason, alike } => self.failed(now, process, code, &reason, alike),
             Input::Stop => {
@@ -292,9 +305,24 @@ impl Policy {
             };
             return self.stop(BUDGET_SPENT, format!("{who}{detail}; {budget}"));
         }
+        let (again, times) = (self.committed + 1, self.times(kind, rank));
+        if times > SAME_MAX {
+            let text = format!(
+                "the same failure at the same step: step {again} failed {times} times by the same ({kind}): {detail}; what does \
+                 not go away is no accident of a machine: look at the code, the data, or the host that is named"
+            );
+            return self.stop(BUDGET_SPENT, text);
+        }
         if self.phase == Phase::Running {
             self.end_world(now, &detail);
         }
+    }
+
+    /// How often the step under way has failed like this, this time included.
+    fn times(&mut self, kind: &str, rank: Option<u32>) -> usize {
+        let times = self.replays.entry((self.committed + 1, format!("{kind} {rank:?}"))).or_default();
+        *times += 1;
+        *times
     }
 
     /// One more recovery in the window; true if it is one too many.
@@ -513,34 +541,5 @@ impl Policy {
             0 => self.guard.assemble_timeout_ms,
             longest => SETTLE_MS.max(2 * longest) + connecting,
         }
-    }
-
-    fn hang(&mut self, now: u64) {
-        let Some(generation) = self.world().map(|w| w.generation) else { return };
-        let limit = self.guard.progress_floor_ms.max((self.guard.progress_factor * self.longest_step_ms as f64) as u64);
-        let idle = now.saturating_sub(self.progress_at);
-        match self.dumped_at {
-            None if idle > limit => {
-                self.dumped_at = Some(now);
-                self.act(Action::Dump { generation }, format!("no step for {idle} ms, the limit is {limit} ms"));
-            }
-            Some(_) if idle <= limit => self.dumped_at = None,
-            Some(since) if now > since + VERDICT_MS => {
-                self.verdict(
-                    now,
-                    &[],
-                    &format!("no step for {idle} ms, the limit is {limit} ms, and nobody can be named"),
-                );
-            }
-            _ => {}
-        }
-    }
-
-    fn verdict(&mut self, now: u64, ranks: &[u32], reason: &str) {
-        if self.phase != Phase::Running || self.dumped_at.take().is_none() {
-            return;
-        }
-        let process = ranks.first().and_then(|rank| self.process(*rank));
-        self.trouble(now, "no progress", process, reason.into());
     }
 }

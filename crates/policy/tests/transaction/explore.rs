@@ -83,7 +83,7 @@ pub fn explore(setup: &Setup) -> Result<Count, (Violation, Vec<Move>)> {
         // Faults need not happen: what can happen without them decides whether this is an end.
         if moves.iter().all(|(how, _)| matches!(how, Move::Kill(_) | Move::Stop(_) | Move::Cut(..) | Move::Alarm)) {
             count.ends += 1;
-            model.settled().map_err(|violation| (violation, way(&ways, at, None)))?;
+            model.ends_well().map_err(|violation| (violation, way(&ways, at, None)))?;
         }
         for (how, next) in moves {
             count.moves += 1;

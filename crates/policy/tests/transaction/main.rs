@@ -51,10 +51,11 @@ fn each_wrong_protocol_is_found() {
         Mutant::StayAlthoughApplied,
         Mutant::MirrorNotPrepared,
         Mutant::ForgetsTooEarly,
+        Mutant::SettlesUnheard,
         Mutant::ForwardWithoutVote,
     ] {
         let found = (1..=2).find_map(|faults| {
-            let spares = usize::from(mutant == Mutant::ForgetsTooEarly);
+            let spares = usize::from(matches!(mutant, Mutant::ForgetsTooEarly | Mutant::SettlesUnheard));
             let setup =
                 Setup { ranks: 3, spares, faults, kinds: [true, spares == 0, spares == 0, true], mutant: Some(mutant) };
             explore(&setup).err().map(|(violation, way)| (faults, violation, way))
@@ -66,7 +67,9 @@ fn each_wrong_protocol_is_found() {
                 matches!(violation, Violation::Applied { .. } | Violation::Lost { .. } | Violation::Mixed { .. })
             }
             Mutant::NoFence => matches!(violation, Violation::Zombie { .. }),
-            Mutant::MirrorNotPrepared | Mutant::ForgetsTooEarly => matches!(violation, Violation::Unavailable { .. }),
+            Mutant::MirrorNotPrepared | Mutant::ForgetsTooEarly | Mutant::SettlesUnheard => {
+                matches!(violation, Violation::Unavailable { .. })
+            }
             Mutant::ForwardWithoutVote => matches!(violation, Violation::NoGradient { .. }),
         };
         assert!(fits, "{mutant:?} was found as {violation:?}");

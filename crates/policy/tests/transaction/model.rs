@@ -35,8 +35,8 @@ pub struct Model {
     faults: u8,
     /// The last step of which a member of the controller's world saw the vote.
     committed: u8,
-    /// The last world of which a member saw a vote: all its members had their state.
-    voted: u8,
+    /// The last world of which a member heard that all its members had their state.
+    settled: u8,
 }
 
 /// A step of the exploration, to tell the way to a violation.
@@ -86,7 +86,7 @@ impl Model {
             cut: [0; PROCESSES],
             faults: setup.faults,
             committed: 0,
-            voted: 1,
+            settled: 1,
         }
     }
 
@@ -138,7 +138,7 @@ impl Model {
     }
 
     /// True if `moves` is empty with good reason: the run is done with the right state, or nothing is left to go on with.
-    pub fn settled(&self) -> Result<(), Violation> {
+    pub fn ends_well(&self) -> Result<(), Violation> {
         if self.disk || self.counted().next().is_none() {
             return Ok(());
         }
@@ -239,15 +239,19 @@ impl Model {
             (0..SHARDS).all(|shard| answered.iter().any(|&id| keeps(id, shard)))
         };
         // What a member must not have dropped counts as being there.
-        let voted = self.world(self.voted);
+        let settled = self.world(self.settled);
         let owed = (0..SHARDS)
-            .all(|shard| answered.iter().any(|&id| self.processes[id].life != Life::Dead && voted.keeps(id, shard)));
+            .all(|shard| answered.iter().any(|&id| self.processes[id].life != Life::Dead && settled.keeps(id, shard)));
         let possible = owed || (1..=self.generation).any(live);
-        let keepers = |generation: u64| {
+        let keepers = |generation: u64| -> Vec<Vec<u32>> {
             let world = self.world(generation as u8);
-            (0..SHARDS).map(|shard| world.keepers(shard)).collect::<Vec<_>>()
+            (0..SHARDS).map(|shard| world.keepers(shard)).collect()
         };
-        let mut resumption = match resume(&held, keepers) {
+        let lost = |generation: u64, ranks: &[u32]| {
+            let keepers = keepers(generation);
+            (0..SHARDS).filter(|&shard| !keepers[shard].iter().any(|k| ranks.contains(k))).collect::<Vec<_>>()
+        };
+        let mut resumption = match resume(&held, lost) {
             Ok(resumption) => resumption,
             Err(Stuck::Nothing | Stuck::Lost { .. }) if !possible => {
                 next.disk = true;
@@ -349,7 +353,24 @@ impl Model {
             let process = &mut self.processes[id];
             process.before = if mutant(Mutant::ForgetsTooEarly) { None } else { process.state };
             process.state = Some(State { generation, settled: false, step, decided: 0, shards, grads: 0, params });
-            process.phase = if step == TARGET { Phase::Done } else { Phase::Computes };
+            process.phase = Phase::Claims;
+            members.iter().for_each(|&to| self.send(id, to, Kind::Claim));
+            return Ok(true);
+        }
+        if phase == Phase::Claims {
+            for &from in &members {
+                if !self.came(id, from, Kind::Claim, setup)? && !mutant(Mutant::SettlesUnheard) {
+                    return Ok(false);
+                }
+            }
+            if generation == self.generation {
+                self.settled = generation;
+            }
+            let process = &mut self.processes[id];
+            process.before = None;
+            let state = process.state.as_mut().expect("a rank that has loaded");
+            state.settled = true;
+            process.phase = if state.step == TARGET { Phase::Done } else { Phase::Computes };
             return Ok(true);
         }
         let mut state = state.expect("a rank that has loaded");
@@ -397,11 +418,9 @@ impl Model {
                         return Ok(false);
                     }
                 }
-                (state.decided, state.settled) = (of, true);
-                self.processes[id].before = None;
+                state.decided = of;
                 if generation == self.generation {
                     self.committed = self.committed.max(of);
-                    self.voted = generation;
                 }
                 self.processes[id].phase = Phase::Applies;
             }
@@ -430,7 +449,7 @@ impl Model {
                 }
                 self.processes[id].phase = if state.step == TARGET { Phase::Done } else { Phase::Computes };
             }
-            Phase::Waits | Phase::Done | Phase::Sends | Phase::Loads => return Ok(false),
+            Phase::Waits | Phase::Done | Phase::Sends | Phase::Loads | Phase::Claims => return Ok(false),
         }
         self.processes[id].state = Some(state);
         Ok(true)

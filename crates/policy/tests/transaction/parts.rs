@@ -35,6 +35,8 @@ pub enum Mutant {
     MirrorNotPrepared,
     /// A rank drops what it had as soon as it has loaded.
     ForgetsTooEarly,
+    /// A rank takes its world for settled, and forgets, before it has heard of all that they have their state.
+    SettlesUnheard,
     /// All go forward as soon as one is prepared, without a vote.
     ForwardWithoutVote,
 }
@@ -73,6 +75,8 @@ pub enum Phase {
     Waits,
     Sends,
     Loads,
+    /// It has its state, and has not heard that of all others.
+    Claims,
     Computes,
     Reduces,
     Mirrors,
@@ -151,7 +155,7 @@ impl World {
     }
 }
 
-/// Kinds of messages: transfer, contribution, reduced, parameters of a shard; the ballot.
+/// Kinds of messages: transfer, contribution, reduced, parameters of a shard; the ballot; that all is loaded.
 #[derive(Clone, Copy)]
 pub enum Kind {
     Transfer(usize),
@@ -159,10 +163,11 @@ pub enum Kind {
     Reduced(usize, u8),
     Params(usize, u8),
     Ballot(u8),
+    Claim,
 }
 
 impl Kind {
-    pub const COUNT: usize = SHARDS + 3 * SHARDS * TARGET as usize + TARGET as usize;
+    pub const COUNT: usize = SHARDS + 3 * SHARDS * TARGET as usize + TARGET as usize + 1;
 
     pub fn index(self) -> usize {
         let of = |kind: usize, shard: usize, step: u8| {
@@ -174,6 +179,7 @@ impl Kind {
             Self::Reduced(shard, step) => of(1, shard, step),
             Self::Params(shard, step) => of(2, shard, step),
             Self::Ballot(step) => SHARDS + 3 * SHARDS * TARGET as usize + usize::from(step - 1),
+            Self::Claim => Self::COUNT - 1,
         }
     }
 }

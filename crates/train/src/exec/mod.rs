@@ -318,6 +318,11 @@ impl<'a> Executor<'a> {
         Ok(())
     }
 
+    /// Does what faults ask for while state is loaded, `step` being next.
+    pub(crate) fn strike_loading(&mut self, step: u64) {
+        self.faults.strike_loading(step);
+    }
+
     /// Does what faults ask for before instruction `at`.
     fn strike(&mut self, program: &Program, at: usize) {
         for strike in self.faults.strike(self.step, program, at) {

@@ -7,7 +7,7 @@ use std::sync::mpsc::RecvTimeoutError;
 use std::time::Instant;
 
 use control::agent::Agents;
-use control::controller::{Config, Controller, Trade};
+use control::controller::{Config, Controller, Judgement, Trade};
 use control::inject::{Injection, Random};
 use control::lease::Holding;
 use control::local::LocalAgent;
@@ -43,10 +43,10 @@ impl Laws for StateLaws {
         prove(run).map(drop).map_err(|e| e.to_string())
     }
 
-    fn covers(&self, before: &Run, holds: &[bool], after: &Run) -> bool {
+    fn lost(&self, before: &Run, holds: &[bool], after: &Run) -> Option<String> {
         let mut next = 0..;
         let holders: Vec<Option<usize>> = holds.iter().map(|holds| if *holds { next.next() } else { None }).collect();
-        recover::plan(before, &holders, after).lost.is_empty()
+        recover::plan(before, &holders, after).names_lost(after)
     }
 }
 
@@ -63,13 +63,13 @@ impl Trade for Knowledge {
         pin::shares(run.layout.pin, &self.allowed, run.layout.world()).unwrap_or_default()
     }
 
-    fn verdict(&self, _: &Run, flights: &[Option<serde_json::Value>]) -> (Vec<u32>, String) {
+    fn verdict(&self, _: &Run, flights: &[Option<serde_json::Value>]) -> Judgement {
         let verdict = observe::hang::of_answers(flights);
         let mut reason = verdict.to_string().replace('\n', "; ");
         if let Some(folder) = flight::save(&self.flights, flights) {
             reason += &format!("; `lockstep diagnose {}` says it again", folder.display());
         }
-        (verdict.culprits.iter().map(|culprit| culprit.rank).collect(), reason)
+        Judgement { ranks: verdict.named(), reason, still_ms: observe::hang::still_ms(flights) }
     }
 }
 

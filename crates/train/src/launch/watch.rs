@@ -48,7 +48,9 @@ impl Watch {
             let groups: Vec<usize> = self.alike.iter().map(|alike| alike.map_or(usize::MAX, |a| a as usize)).collect();
             self.detector = Detector::new(groups);
         }
-        let found = self.detector.take(work.step, work.rank, work.own_s, work.step_s);
+        // A machine that others keep busy makes nobody a slow rank.
+        let own_s = work.own_s - work.core_wait_s;
+        let found = self.detector.take(work.step, work.rank, own_s, work.step_s);
         found.into_iter().map(Event::Straggler).collect()
     }
 

@@ -67,6 +67,10 @@ impl From<TrainError> for Ending {
 /// What is left of a world on a rank.
 #[derive(Debug)]
 pub struct Remains {
+    /// The world; 0: the one that has just ended.
+    pub generation: u64,
+    /// All ranks of it had said that they had their state.
+    pub settled: bool,
     /// The rank, in that world.
     pub rank: usize,
     /// State by chunk.
@@ -83,9 +87,24 @@ pub struct Remains {
     pub corrupt: Vec<String>,
     /// Validations up to the last step, without those that follow it.
     pub best: Best,
+    /// What this world started from, as long as it is not settled.
+    pub before: Option<Box<Remains>>,
 }
 
 impl Remains {
+    /// What is held of world `generation`; the rest is given up.
+    pub fn of(self: Box<Self>, generation: u64) -> Option<Box<Self>> {
+        let mut held = Some(self);
+        while let Some(mut remains) = held {
+            if remains.generation == generation {
+                remains.before = None;
+                return Some(remains);
+            }
+            held = remains.before.take();
+        }
+        None
+    }
+
     /// The vote of the last step was to stop after it.
     pub fn stops(&self) -> bool {
         self.decided.as_ref().is_some_and(|verdict| verdict.step == self.step && verdict.decision.stop)

@@ -83,6 +83,17 @@ pub struct Plan {
     pub lost: Vec<Lost>,
 }
 
+impl Plan {
+    /// What nobody has, in words; none: all is there. `run` is that of the new world.
+    pub fn names_lost(&self, run: &Run) -> Option<String> {
+        let Lost { what, slot, .. } = self.lost.first()?;
+        let name = spec::tensors::tensors(&run.model).get(slot.tensor).map_or(String::new(), |t| t.name.clone());
+        let what = if *what == What::Params { "parameters" } else { "moments" };
+        let (slice, elements, others) = (slot.slice, &slot.elements, self.lost.len() - 1);
+        Some(format!("{what} of {name} (slice {slice}, elements {elements:?}, and {others} other pieces)"))
+    }
+}
+
 /// Moves what the ranks of `before` hold to where those of `after` want it. `holders`: by rank of `before` the rank in
 /// `after` that has its state, if any has. Both runs have the same model and grid.
 ///

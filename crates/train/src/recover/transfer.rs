@@ -25,6 +25,8 @@ pub struct Peers {
     pub forward: Option<Verdict>,
     /// What this process holds of it.
     pub remains: Option<Box<Remains>>,
+    /// This rank has its state, and validations up to here, although not all others may have theirs.
+    pub whole: Option<Best>,
 }
 
 /// What a rank tells all others before anything travels.
@@ -55,7 +57,7 @@ pub struct Fetched {
 /// # Errors
 /// [`TrainError::Lost`] on every rank if a piece has no holder; the fabric's.
 pub fn fetch(executor: &mut Executor, peers: &mut Peers) -> Result<Fetched, TrainError> {
-    let Peers { before, holders, step, forward, remains } = peers;
+    let Peers { before, holders, step, forward, remains, whole } = peers;
     if (&before.model, &before.grid) != (&executor.run.model, &executor.run.grid) {
         return Err(TrainError::Internal("the earlier world had another model or grid".into()));
     }
@@ -77,14 +79,13 @@ pub fn fetch(executor: &mut Executor, peers: &mut Peers) -> Result<Fetched, Trai
     let holders: Vec<_> = (0..holders.len()).map(|rank| claims.iter().position(|c| c.holds == Some(rank))).collect();
     let plan = plan(before, &holders, executor.run);
     let bytes = carry_out(executor, &plan, held)?;
+    let best = claims.iter().find_map(|claim| claim.best).unwrap_or_default();
+    *whole = Some(best);
+    executor.strike_loading(*step + 1);
     // Nobody gives up what it held before all have what they need.
     all_claims(executor, &claim)?;
     executor.comm.endpoint.take_counters();
-    Ok(Fetched {
-        best: claims.iter().find_map(|claim| claim.best).unwrap_or_default(),
-        stop: claims.iter().any(|claim| claim.stop),
-        bytes,
-    })
+    Ok(Fetched { best, stop: claims.iter().any(|claim| claim.stop), bytes })
 }
 
 /// Applies the step that others have committed, if this rank has its gradients.
@@ -113,15 +114,8 @@ fn all_claims(executor: &Executor, mine: &Claim) -> Result<Vec<Claim>, TrainErro
 
 /// This rank's part of the plan; the bytes that came from others.
 fn carry_out<'h>(executor: &mut Executor, plan: &Plan, held: Option<&'h Remains>) -> Result<u64, TrainError> {
-    if let Some(lost) = plan.lost.first() {
-        let name = &executor.tensors[lost.slot.tensor].name;
-        let (elements, pieces) = (&lost.slot.elements, plan.lost.len());
-        return Err(TrainError::Lost(format!(
-            "nobody holds {:?} of {name}, slice {}, elements {elements:?}, and {} other pieces",
-            lost.what,
-            lost.slot.slice,
-            pieces - 1
-        )));
+    if let Some(lost) = plan.names_lost(executor.run) {
+        return Err(TrainError::Lost(format!("nobody holds {lost}")));
     }
     let Executor { chunks, mirrors, comm, place, .. } = executor;
     let me = place.rank;

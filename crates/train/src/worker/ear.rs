@@ -125,6 +125,12 @@ impl Ear {
         lock(&self.world).inside = None;
     }
 
+    /// Tells at any time for how long the exchange under way has not moved; 0 outside of a world.
+    pub fn still_ms(&self) -> impl Fn() -> u64 + Send + 'static {
+        let world = self.world.clone();
+        move || lock(&world).inside.as_ref().map_or(0, |inside| inside.flight.still_ms())
+    }
+
     /// Asks for a stop after the step under way.
     pub fn stop(&self) -> &Arc<AtomicBool> {
         &self.stop

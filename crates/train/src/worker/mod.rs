@@ -59,7 +59,7 @@ fn life(voice: &Arc<Voice>) -> Result<Ended, TrainError> {
     die_with_parent(parent)?;
     let spec: JobSpec = serde_json::from_value(job).map_err(|e| unclear(&e))?;
     let mut ear = Ear::listen(input, voice.clone());
-    voice.beat(beat_ms, ear.pulse().clone());
+    voice.beat(beat_ms, ear.pulse().clone(), ear.still_ms());
     let mut worker = Worker { spec, voice, data: None, remains: None };
     loop {
         match ear.next() {
@@ -95,7 +95,10 @@ impl Worker<'_> {
         };
         ear.leave();
         let Some(cause) = ending.error.cause() else { return Err(ending.error) };
-        if let Some(remains) = ending.remains {
+        if let Some(mut remains) = ending.remains {
+            if remains.generation == 0 {
+                remains.generation = generation;
+            }
             self.remains = Some(remains);
         }
         self.voice.say(&FromRank::Interrupted { generation, held: self.held()?, cause });
@@ -132,14 +135,15 @@ impl Worker<'_> {
                 self.remains = None;
                 if let Origin::Disk(path) = origin { Start::Disk(path) } else { Start::Fresh }
             }
-            Origin::Peers { before, holders, step, forward } => {
+            Origin::Peers { generation, before, holders, step, forward } => {
                 let forward = forward.map(|decided| serde_json::from_value(decided.decision)).transpose();
                 Start::Peers(Box::new(Peers {
                     before: self.spec.run(&before)?,
                     holders,
                     step,
                     forward: forward.map_err(|e| unclear(&e))?,
-                    remains: self.remains.take(),
+                    remains: self.remains.take().and_then(|remains| remains.of(generation)),
+                    whole: None,
                 }))
             }
         })
@@ -147,18 +151,26 @@ impl Worker<'_> {
 
     /// What the agent is told about what is left.
     fn held(&self) -> Result<Held, TrainError> {
-        let Some(remains) = &self.remains else { return Ok(Held::default()) };
-        let decided = |verdict: &crate::exec::Verdict| {
-            let decision = serde_json::to_value(verdict).map_err(|e| TrainError::Internal(e.to_string()))?;
-            Ok::<_, TrainError>(Decided { step: verdict.step, decision })
-        };
-        Ok(Held {
-            step: Some(remains.step),
-            prepared: remains.prepared,
-            decided: remains.decided.as_ref().map(decided).transpose()?,
-            corrupt: remains.corrupt.clone(),
-        })
+        self.remains.as_deref().map_or(Ok(Held::default()), told)
     }
+}
+
+/// `remains`, and what is behind them, in the agent's words.
+fn told(remains: &Remains) -> Result<Held, TrainError> {
+    let decided = |verdict: &crate::exec::Verdict| {
+        let decision = serde_json::to_value(verdict).map_err(|e| TrainError::Internal(e.to_string()))?;
+        Ok::<_, TrainError>(Decided { step: verdict.step, decision })
+    };
+    Ok(Held {
+        generation: remains.generation,
+        rank: remains.rank as u32,
+        settled: remains.settled,
+        step: Some(remains.step),
+        prepared: remains.prepared,
+        decided: remains.decided.as_ref().map(decided).transpose()?,
+        corrupt: remains.corrupt.clone(),
+        before: remains.before.as_deref().map(|before| told(before).map(Box::new)).transpose()?,
+    })
 }
 
 /// The kernel ends this process when the parent dies, however it dies.

@@ -29,12 +29,12 @@ impl Voice {
     }
 
     /// From now on a sign of life every `every_ms`.
-    pub fn beat(self: &Arc<Self>, every_ms: u64, pulse: Arc<Pulse>) {
+    pub fn beat(self: &Arc<Self>, every_ms: u64, pulse: Arc<Pulse>, still_ms: impl Fn() -> u64 + Send + 'static) {
         let voice = self.clone();
         std::thread::spawn(move || {
             loop {
                 let [step, work] = [&pulse.step, &pulse.work].map(|n| n.load(Ordering::Relaxed));
-                voice.say(&FromRank::Beat { step, work });
+                voice.say(&FromRank::Beat { step, work, still_ms: still_ms() });
                 std::thread::sleep(Duration::from_millis(every_ms.max(1)));
             }
         });

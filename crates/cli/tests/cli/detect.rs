@@ -1,0 +1,62 @@
+//! How soon a fault is noticed, whom it is laid at, and what is not taken for one.
+
+use std::process::{Child, Command};
+
+use serde_json::Value;
+
+use crate::common::Lab;
+
+/// The troubles that the events of a run tell.
+fn troubles(lab: &Lab, dir: &str) -> Vec<Value> {
+    let log = std::fs::read_to_string(lab.path(dir).join("events.jsonl")).unwrap();
+    let events = log.lines().map(|line| serde_json::from_str::<Value>(line).unwrap());
+    events.filter(|event| event["kind"] == "trouble").collect()
+}
+
+#[test]
+fn a_cut_link_is_named_by_both_ends_long_before_a_hang_without_evidence() {
+    let undisturbed = Lab::new().train("out", &[], &["train.steps=40"]).expect(0).digest();
+    for sets in [&["layout.dp=2", "layout.pp=2"][..], &["layout.dp=3", "layout.transport=tcp"]] {
+        let lab = Lab::new();
+        let out = lab.train("out", &["--inject", "partition:0-1@19"], &[&["train.steps=40"], sets].concat()).expect(0);
+        assert_eq!(out.digest(), undisturbed, "{out}");
+        let found = troubles(&lab, "out");
+        assert_eq!((found.len(), found[0]["what"].as_str()), (1, Some("no progress")), "{found:?}");
+        let detail = found[0]["detail"].as_str().unwrap();
+        assert!(detail.contains("rank 0 does not reach rank 1") || detail.contains("rank 1 does not reach rank 0"));
+        // A second or so; the machine may be busy. guard.progress_floor_ms is 20 s.
+        let ms = found[0]["since_fault_ms"].as_f64().unwrap();
+        assert!((700.0..10_000.0).contains(&ms), "{ms} ms: {found:?}");
+    }
+}
+
+/// Keeps the cores busy while it lives.
+struct Busy(Vec<Child>);
+
+impl Busy {
+    fn new(count: usize) -> Self {
+        let spin = || Command::new("sh").args(["-c", "while :; do :; done"]).spawn().unwrap();
+        Self((0..count).map(|_| spin()).collect())
+    }
+}
+
+impl Drop for Busy {
+    fn drop(&mut self) {
+        self.0.iter_mut().for_each(|child| {
+            let _ = child.kill();
+            let _ = child.wait();
+        });
+    }
+}
+
+#[test]
+fn slow_is_not_stuck_and_a_busy_machine_is_no_fault() {
+    let lab = Lab::new();
+    let _busy = Busy::new(6);
+    let slow = ["--inject", "slow:1@5x4:6"];
+    // Limits a tenth of the usual ones.
+    let sets = ["train.steps=30", "layout.dp=2", "layout.pp=2", "guard.still_floor_ms=300"];
+    let out = lab.train("out", &slow, &sets).expect(0);
+    assert!(out.stdout.contains("\nrestarts 0\n"), "{out}");
+    assert!(troubles(&lab, "out").is_empty(), "{out}");
+}
