@@ -47,6 +47,27 @@ by_level! {
     }
 }
 
+/// [`swiglu`] and [`swiglu_backward`] in one pass and in place: gate becomes d_gate, up d_up, and d_act becomes act.
+pub fn swiglu_gradients(ctx: &Ctx, gate: &mut [f32], up: &mut [f32], d_act: &mut [f32]) {
+    let n = d_act.len();
+    assert!(gate.len() == n && up.len() == n, "swiglu gradients of {}, {} and {n} elements", gate.len(), up.len());
+    ctx.split_rows(n, 4, (Rows(gate, 1), Rows(up, 1), Rows(d_act, 1)), |_, (gate, up, d_act)| {
+        swiglu_gradients_range(ctx.level(), gate.0, up.0, d_act.0);
+    });
+}
+
+by_level! {
+    fn swiglu_gradients_range(gate: &mut [f32], up: &mut [f32], d_act: &mut [f32]) {
+        for ((gate, up), d_act) in gate.iter_mut().zip(up).zip(d_act) {
+            let (g, u, d) = (*gate, *up, *d_act);
+            let sigma = 1.0 / (1.0 + exp(-g));
+            *d_act = g * sigma * u;
+            *up = d * (g * sigma);
+            *gate = d * u * sigma * g.mul_add(1.0 - sigma, 1.0);
+        }
+    }
+}
+
 /// dst += src.
 pub fn add_assign(ctx: &Ctx, dst: &mut [f32], src: &[f32]) {
     assert_eq!(dst.len(), src.len(), "sum of buffers of unequal length");

@@ -1,6 +1,9 @@
 //! AdamW, element by element, hence free to shard.
 
-use crate::ctx::{Ctx, Rows};
+use std::ops::Range;
+
+use crate::checksum;
+use crate::ctx::{Ctx, Part, Rows};
 use crate::simd::by_level;
 
 /// Scalars of one AdamW update (Loshchilov and Hutter, decoupled weight decay).
@@ -40,6 +43,74 @@ pub fn adamw(ctx: &Ctx, step: &AdamW, p: &mut [f32], g: &[f32], m: &mut [f32], v
     ctx.split_rows(n, 2, (Rows(p, 1), Rows(m, 1), Rows(v, 1)), |r, (p, m, v)| {
         update(ctx.level(), step, p.0, &g[r], m.0, v.0);
     });
+}
+
+/// State of an update: parameters and both moments, of one length.
+#[derive(Debug)]
+pub struct AdamWState<'a> {
+    /// Parameters.
+    pub p: &'a mut [f32],
+    /// First moments.
+    pub m: &'a mut [f32],
+    /// Second moments.
+    pub v: &'a mut [f32],
+}
+
+/// [`adamw`] of the ranges in `parts`, each with its weight decay, in one pass; they ascend, and what lies outside of them stays.
+///
+/// With `sums` the checksums of every `block` elements of p, m and v as they are left: taken while they are in the
+/// cache. Else nothing is returned.
+pub fn adamw_parts(
+    ctx: &Ctx,
+    step: &AdamW,
+    parts: &[(Range<usize>, f32)],
+    state: AdamWState,
+    g: &[f32],
+    block: usize,
+    sums: bool,
+) -> Vec<[u64; 3]> {
+    let AdamWState { p, m, v } = state;
+    let n = p.len();
+    assert!(
+        g.len() == n && m.len() == n && v.len() == n && parts.iter().all(|(at, _)| at.end <= n),
+        "update of {n} parameters with {} gradients, {} and {} moments, parts {parts:?}",
+        g.len(),
+        m.len(),
+        v.len()
+    );
+    let mut out = vec![[0; 3]; n.div_ceil(block)];
+    let (level, blocks) = (ctx.level(), out.len());
+    let data = (Blocks(p, block), Blocks(m, block), Blocks(v, block));
+    ctx.split_rows(blocks, 2 * block, (data, Rows(&mut out, 1)), |r, ((p, m, v), out)| {
+        let data = p.0.chunks_mut(block).zip(m.0.chunks_mut(block)).zip(v.0.chunks_mut(block));
+        for ((i, out), ((p, m), v)) in r.zip(out.0).zip(data) {
+            let whole = i * block..i * block + p.len();
+            for (part, weight_decay) in parts {
+                let at = part.start.max(whole.start)..part.end.min(whole.end);
+                if at.is_empty() {
+                    continue;
+                }
+                let here = at.start - whole.start..at.end - whole.start;
+                let step = AdamW { weight_decay: *weight_decay, ..*step };
+                update(level, &step, &mut p[here.clone()], &g[at], &mut m[here.clone()], &mut v[here]);
+            }
+            if sums {
+                *out = [&*p, m, v].map(|x| checksum::sum(level, x));
+            }
+        }
+    });
+    if sums { out } else { Vec::new() }
+}
+
+/// Contiguous blocks, the last of which may be short.
+struct Blocks<'a>(&'a mut [f32], usize);
+
+impl Part for Blocks<'_> {
+    fn cut(self, at: usize) -> (Self, Self) {
+        let at = (at * self.1).min(self.0.len());
+        let (a, b) = self.0.split_at_mut(at);
+        (Blocks(a, self.1), Blocks(b, self.1))
+    }
 }
 
 by_level! {

@@ -4,10 +4,10 @@ mod common;
 
 use common::{close, documents, normal};
 use kernels::{
-    Acc, AdamW, AttnShape, Ctx, IGNORE, Mat, MatMut, Queries, RopeTable, Simd, XentStat, adamw, add_assign, attention,
-    attention_backward, embed, embed_backward, fill_normal, naive, product, rms_norm, rms_norm_backward,
-    rms_norm_weight_grad, rope, rope_backward, sum_squares, swiglu, swiglu_backward, uniform_u64, xent_combine,
-    xent_grad, xent_stats,
+    Acc, AdamW, AdamWState, AttnShape, Ctx, IGNORE, Mat, MatMut, Queries, RopeTable, Simd, XentStat, adamw,
+    adamw_parts, add_assign, attention, attention_backward, checksum, embed, embed_backward, fill_normal, naive,
+    product, rms_norm, rms_norm_backward, rms_norm_weight_grad, rope, rope_backward, sum_squares, swiglu,
+    swiglu_backward, uniform_u64, xent_combine, xent_grad, xent_stats,
 };
 
 fn ctx() -> Ctx {
@@ -227,6 +227,26 @@ fn optimizer_and_sums_match() {
     close("p", &p, &p1, 1e-6);
     close("m", &m, &m1, 1e-6);
     close("v", &v, &v1, 1e-6);
+
+    // Parts with decays of their own, a hole between them, and checksums of what is left.
+    for threads in [1, 3] {
+        let ctx = Ctx::new(Simd::detect(), threads);
+        let (mut p2, mut m2) = (normal(2, n), normal(3, n));
+        let mut v2: Vec<f32> = normal(4, n).iter().map(|v| v * v).collect();
+        let (first, second) = (n / 3, n / 2);
+        let [mut p3, mut m3, mut v3] = [p2.clone(), m2.clone(), v2.clone()];
+        for (at, weight_decay) in [(0..first, 0.0), (second..n, step.weight_decay)] {
+            let step = AdamW { weight_decay, ..step };
+            adamw(&ctx, &step, &mut p3[at.clone()], &g[at.clone()], &mut m3[at.clone()], &mut v3[at]);
+        }
+        let parts = [(0..first, 0.0), (second..n, step.weight_decay)];
+        let state = AdamWState { p: &mut p2, m: &mut m2, v: &mut v2 };
+        let sums = adamw_parts(&ctx, &step, &parts, state, &g, 100, true);
+        assert!(p2 == p3 && m2 == m3 && v2 == v3, "{threads} threads");
+        let blocks = p2.chunks(100).zip(m2.chunks(100)).zip(v2.chunks(100));
+        let expected: Vec<_> = blocks.map(|((p, m), v)| [p, m, v].map(|x| checksum(&ctx, x))).collect();
+        assert_eq!(sums, expected);
+    }
 
     let sum: f64 = g.iter().map(|&g| g as f64 * g as f64).sum();
     assert!((sum_squares(&ctx(), &g) - sum).abs() < 1e-12 * sum);

@@ -1,14 +1,16 @@
-//! Hashes of state at rest: each rank hashes what it wrote, and looks again before it speaks for the next step.
+//! Checksums of state at rest: each rank knows those of what it wrote, and looks again before it speaks for the next step.
 //!
-//! A bit that changes in memory between two steps would otherwise go into every later number. Hashes are of blocks of
-//! a state chunk's size; they are no part of any result.
+//! A bit that changes in memory between two steps would otherwise go into every later number. The update itself takes the
+//! checksums of what it writes, so that memory is not read a second time for them. They are of blocks of a state chunk's
+//! size, and no part of any result.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
+use checkpoint::Kind;
 use kernels::Ctx;
 use spec::tensors::STATE_CHUNK;
-use twox_hash::XxHash3_64;
 
+use crate::optim::Written;
 use crate::persist;
 use crate::state::ChunkState;
 
@@ -18,69 +20,166 @@ const NAMED_MAX: usize = 8;
 /// What a rank wrote last.
 #[derive(Debug, Default)]
 pub struct Guard {
-    /// By chunk, those of the rank before those that it mirrors; empty: nothing is known.
-    hashes: Vec<Vec<u64>>,
+    /// By chunk, those of the rank before those that it mirrors, the sums of its [`blocks`]; `None`, or none at all:
+    /// nothing is known.
+    sums: Vec<Vec<Option<u64>>>,
 }
 
 impl Guard {
-    /// The state as it is.
-    pub fn of<'s>(ctx: &Ctx, states: impl Iterator<Item = &'s ChunkState>) -> Self {
-        Self { hashes: states.map(|state| hashes(ctx, state)).collect() }
+    /// An update wrote what the rank owns of state number `number`; what others own of it is yet to come.
+    pub fn wrote(&mut self, number: usize, state: &ChunkState, written: Option<Written>) {
+        if self.sums.len() <= number {
+            self.sums.resize(number + 1, Vec::new());
+        }
+        let sums = &mut self.sums[number];
+        sums.clear();
+        let Some(written) = written else { return };
+        for (bucket, written) in written.iter().enumerate() {
+            for Part { kind, data, owned, .. } in parts(state, bucket) {
+                let column = match kind {
+                    Kind::Param => 0,
+                    Kind::Moment1 => 1,
+                    Kind::Moment2 => 2,
+                };
+                let known = |i: usize| written.get(i).filter(|_| owned).map(|sums| sums[column]);
+                sums.extend((0..data.len().div_ceil(STATE_CHUNK)).map(known));
+            }
+        }
     }
 
-    /// The state is about to change.
-    pub fn forget(&mut self) {
-        self.hashes.clear();
+    /// Takes the sums that are not known.
+    pub fn fill<'s>(&mut self, ctx: &Ctx, states: impl Iterator<Item = &'s ChunkState>) {
+        for (number, state) in states.enumerate() {
+            if self.sums.len() <= number {
+                self.sums.push(Vec::new());
+            }
+            let (known, blocks) = (&mut self.sums[number], blocks(state));
+            known.resize(blocks.len(), None);
+            let missing: Vec<_> = (0..blocks.len()).filter(|&i| known[i].is_none()).collect();
+            let sums = checksums(ctx, &missing.iter().map(|&i| blocks[i]).collect::<Vec<_>>());
+            missing.into_iter().zip(sums).for_each(|(i, sum)| known[i] = Some(sum));
+        }
     }
 
     /// What is not as it was remembered, in words; empty: all is well, or nothing is known.
     pub fn check<'s>(&self, ctx: &Ctx, states: impl Iterator<Item = &'s ChunkState>) -> Vec<String> {
         let mut bad = Vec::new();
-        for (known, state) in self.hashes.iter().zip(states) {
-            let now = hashes(ctx, state);
-            let differs = known.iter().zip(&now).enumerate().filter(|(_, (a, b))| a != b).map(|(i, _)| i);
-            bad.extend(differs.take(NAMED_MAX).map(|i| name(state, i)));
+        for (known, state) in self.sums.iter().zip(states).filter(|(known, _)| !known.is_empty()) {
+            let of_known = known.iter().zip(blocks(state)).enumerate();
+            let (expected, data): (Vec<_>, Vec<_>) =
+                of_known.filter_map(|(i, (sum, data))| Some(((i, (*sum)?), data))).unzip();
+            let differs = expected.into_iter().zip(checksums(ctx, &data)).filter(|((_, a), b)| a != b);
+            bad.extend(differs.take(NAMED_MAX).map(|((i, _), _)| name(state, i)));
         }
         bad
     }
 }
 
-/// The blocks of a chunk's state in one order: by bucket, then parameters and the two moments.
+/// State of one kind in a bucket that one rank writes.
+struct Part<'s> {
+    kind: Kind,
+    data: &'s [f32],
+    /// First element, in the flat vector.
+    first: usize,
+    /// This rank writes it.
+    owned: bool,
+}
+
+/// The parts of a bucket in one order: parameters (those of others before and behind the owned ones), then the moments.
+fn parts(state: &ChunkState, bucket: usize) -> impl Iterator<Item = Part<'_>> {
+    let owned = &state.buckets[bucket].owned;
+    persist::kinds(state, bucket).into_iter().flat_map(move |(kind, data, range)| {
+        let (low, high) = (owned.start.clamp(range.start, range.end), owned.end.clamp(range.start, range.end));
+        [(range.start..low, false), (low..high, true), (high..range.end, false)].map(|(at, owned)| {
+            let first = at.start;
+            Part { kind, data: &data[at.start - range.start..at.end - range.start], first, owned }
+        })
+    })
+}
+
+/// The blocks of a chunk's state in one order: by bucket and [`parts`].
 fn blocks(state: &ChunkState) -> Vec<&[f32]> {
-    let of = |bucket| persist::kinds(state, bucket).into_iter().flat_map(|(_, data, _)| data.chunks(STATE_CHUNK));
+    let of = |bucket| parts(state, bucket).flat_map(|part| part.data.chunks(STATE_CHUNK));
     (0..state.buckets.len()).flat_map(of).collect()
 }
 
-fn hashes(ctx: &Ctx, state: &ChunkState) -> Vec<u64> {
-    let blocks = blocks(state);
+fn checksums(ctx: &Ctx, blocks: &[&[f32]]) -> Vec<u64> {
     let out: Vec<AtomicU64> = blocks.iter().map(|_| AtomicU64::new(0)).collect();
     ctx.split(blocks.len(), |range| {
         for i in range {
-            out[i].store(hash(blocks[i]), Ordering::Relaxed);
+            out[i].store(kernels::checksum(ctx, blocks[i]), Ordering::Relaxed);
         }
     });
     out.into_iter().map(AtomicU64::into_inner).collect()
 }
 
-fn hash(block: &[f32]) -> u64 {
-    XxHash3_64::oneshot(kernels::bytes(block))
-}
-
 /// Block number `i` of [`blocks`] in words.
 fn name(state: &ChunkState, i: usize) -> String {
     let mut before = 0;
-    for bucket in 0..state.buckets.len() {
-        for (kind, data, range) in persist::kinds(state, bucket) {
-            let count = data.len().div_ceil(STATE_CHUNK);
-            if i < before + count {
-                let first = range.start + (i - before) * STATE_CHUNK;
-                let at = first..(first + STATE_CHUNK).min(range.end);
-                let touches = |held: &&crate::state::Held| held.at.start < at.end && at.start < held.at.end;
-                let tensors: Vec<_> = state.held.iter().filter(touches).map(|held| held.tensor.name.as_str()).collect();
-                return format!("{kind} of {}", tensors.join(", "));
-            }
-            before += count;
+    for part in (0..state.buckets.len()).flat_map(|bucket| parts(state, bucket)) {
+        let count = part.data.len().div_ceil(STATE_CHUNK);
+        if i < before + count {
+            let first = part.first + (i - before) * STATE_CHUNK;
+            let at = first..(first + STATE_CHUNK).min(part.first + part.data.len());
+            let touches = |held: &&crate::state::Held| held.at.start < at.end && at.start < held.at.end;
+            let tensors: Vec<_> = state.held.iter().filter(touches).map(|held| held.tensor.name.as_str()).collect();
+            return format!("{} of {}", part.kind, tensors.join(", "));
         }
+        before += count;
     }
     format!("block {i} of chunk {}", state.chunk)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::optim;
+    use crate::place::Place;
+    use crate::vote::Decision;
+    use kernels::Simd;
+    use spec::Run;
+
+    const RUN: &str = "[model]\npreset = \"tiny\"\ntied = true\n[data]\nsource = \"synthetic\"\n[train]\nsteps = 1\nbatch = 8\nseq = 32\n[grid]\ndp = 4\n";
+
+    /// What the update says of what it wrote is what a look at it says, and each flipped bit of it is found.
+    #[test]
+    fn an_update_tells_the_sums_of_what_it_wrote() {
+        let ctx = Ctx::new(Simd::detect(), 2);
+        for zero in [0, 1, 3] {
+            let sets = ["layout.dp=4".into(), format!("layout.zero={zero}"), "grid.accumulate=reduced".into()];
+            let run = Run::parse(RUN, "test", &sets, 1).unwrap();
+            let place = Place::new(&run.model, &run.grid, &run.layout, run.train.seq, 1);
+            let mut state = ChunkState::new(&run, &place, 0);
+            let mut guard = Guard::default();
+            guard.fill(&ctx, [&state].into_iter());
+            let before = guard.sums.clone();
+            state.buckets.iter_mut().for_each(|b| b.total = vec![0.5; b.owned.len()]);
+            let decision = Decision {
+                loss: 1.0,
+                grad_norm: 1.0,
+                grad_scale: 1.0,
+                finite: true,
+                commit: true,
+                stop: false,
+                aux: 0.0,
+            };
+            let written = optim::apply(&ctx, &run.train, 1, &decision, &mut state, true);
+            assert!(!guard.check(&ctx, [&state].into_iter()).is_empty(), "the state is another one");
+            guard.wrote(0, &state, written);
+            let told = guard.sums[0].iter().flatten().count();
+            assert!(told > 0 && (zero == 1) == (told < before[0].len()), "zero {zero}: {told} of {}", before[0].len());
+            assert!(guard.check(&ctx, [&state].into_iter()).is_empty());
+            guard.fill(&ctx, [&state].into_iter());
+            let mut fresh = Guard::default();
+            fresh.fill(&ctx, [&state].into_iter());
+            assert_eq!(guard.sums, fresh.sums, "zero {zero}");
+            let bucket = state.buckets.iter().position(|b| !b.moment2.is_empty()).unwrap();
+            let last = state.buckets[bucket].moment2.last_mut().unwrap();
+            *last = f32::from_bits(last.to_bits() ^ 1);
+            let found = guard.check(&ctx, [&state].into_iter());
+            assert!(found.len() == 1 && found[0].contains("moment2"), "{found:?}");
+            guard.wrote(0, &state, None);
+            assert!(guard.check(&ctx, [&state].into_iter()).is_empty(), "nothing is known");
+        }
+    }
 }

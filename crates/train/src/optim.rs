@@ -1,6 +1,7 @@
 //! Learning rate and update.
 
 use spec::run::{LrSchedule, TrainConfig};
+use spec::tensors::STATE_CHUNK;
 
 use crate::state::{BucketState, ChunkState};
 use crate::vote::Decision;
@@ -54,8 +55,15 @@ fn names(part: &str, name: &str) -> bool {
     })
 }
 
-/// AdamW on the elements that `chunk` owns, from the summed gradients.
-pub fn apply(ctx: &kernels::Ctx, train: &TrainConfig, step: u64, decision: &Decision, chunk: &mut ChunkState) {
+/// AdamW on the elements that `chunk` owns, from the summed gradients. With `sums` the checksums of what it wrote.
+pub fn apply(
+    ctx: &kernels::Ctx,
+    train: &TrainConfig,
+    step: u64,
+    decision: &Decision,
+    chunk: &mut ChunkState,
+    sums: bool,
+) -> Option<Written> {
     let base = kernels::AdamW {
         lr: learning_rate(train, step) as f32,
         beta1: train.beta1 as f32,
@@ -67,28 +75,30 @@ pub fn apply(ctx: &kernels::Ctx, train: &TrainConfig, step: u64, decision: &Deci
         grad_scale: decision.grad_scale,
     };
     let ChunkState { held, params, buckets, gathers, .. } = chunk;
-    for bucket in buckets.iter_mut().filter(|b| b.plan.parameters) {
-        let BucketState { owned, shard, moment1, moment2, total, .. } = bucket;
-        for held in held.iter() {
-            let (lo, hi) = (held.at.start.max(owned.start), held.at.end.min(owned.end));
-            if lo >= hi || !held.tensor.role.is_trained() {
-                continue;
-            }
-            let decays = held.tensor.decays() && !train.no_decay.iter().any(|part| names(part, &held.tensor.name));
-            let weight_decay = if decays { train.weight_decay as f32 } else { 0.0 };
-            let at = lo - owned.start..hi - owned.start;
-            let params = if *gathers { &mut shard[at.clone()] } else { &mut params[lo..hi] };
-            kernels::adamw(
-                ctx,
-                &kernels::AdamW { weight_decay, ..base },
-                params,
-                &total[at.clone()],
-                &mut moment1[at.clone()],
-                &mut moment2[at],
-            );
+    let mut written = Vec::with_capacity(buckets.len());
+    for bucket in buckets.iter_mut() {
+        let BucketState { plan, owned, shard, moment1, moment2, total, .. } = bucket;
+        if !plan.parameters || owned.start == owned.end {
+            written.push(Vec::new());
+            continue;
         }
+        let inside = held.iter().filter_map(|held| {
+            let (lo, hi) = (held.at.start.max(owned.start), held.at.end.min(owned.end));
+            (lo < hi && held.tensor.role.is_trained()).then(|| {
+                let decays = held.tensor.decays() && !train.no_decay.iter().any(|part| names(part, &held.tensor.name));
+                (lo - owned.start..hi - owned.start, if decays { train.weight_decay as f32 } else { 0.0 })
+            })
+        });
+        let parts: Vec<_> = inside.collect();
+        let p = if *gathers { &mut shard[..] } else { &mut params[owned.clone()] };
+        let state = kernels::AdamWState { p, m: moment1, v: moment2 };
+        written.push(kernels::adamw_parts(ctx, &base, &parts, state, total, STATE_CHUNK, sums));
     }
+    sums.then_some(written)
 }
+
+/// By bucket, the checksums of every [`STATE_CHUNK`] owned elements of parameters, first and second moments.
+pub type Written = Vec<Vec<[u64; 3]>>;
 
 #[cfg(test)]
 mod tests {

@@ -4,7 +4,7 @@ use kernels::{
     Acc, AdamW, AttnShape, Ctx, Groups, IGNORE, Mat, MatMut, Queries, RopeTable, RouterShape, Terms, XentStat, adamw,
     add_assign, attention, attention_backward, combine, embed, embed_backward, fill_normal, gates_backward, product,
     rms_norm, rms_norm_backward, rms_norm_weight_grad, rope, rope_backward, route, route_backward, sum_squares, swiglu,
-    swiglu_backward, xent_combine, xent_grad, xent_stats,
+    swiglu_backward, swiglu_gradients, xent_combine, xent_grad, xent_stats,
 };
 
 use super::{documents, normal, shifted};
@@ -104,7 +104,13 @@ fn swiglu_all(ctx: &Ctx, at: usize) -> Vec<f32> {
     let (mut act, mut d_gate, mut d_up) = (output(n, at), output(n, at), output(n, at));
     swiglu(ctx, &gate[at..], &up[at..], &mut act[at..]);
     swiglu_backward(ctx, &gate[at..], &up[at..], &d_act[at..], &mut d_gate[at..], &mut d_up[at..]);
-    [&act[at..], &d_gate[at..], &d_up[at..]].concat()
+    let all = [&act[at..], &d_gate[at..], &d_up[at..]].concat();
+    // In one pass and in place: the same bits.
+    let (mut gate, mut up, mut d_act) = (gate, up, d_act);
+    swiglu_gradients(ctx, &mut gate[at..], &mut up[at..], &mut d_act[at..]);
+    let in_place = [&d_act[at..], &gate[at..], &up[at..]].concat();
+    assert!(in_place.iter().zip(&all).all(|(a, b)| a.to_bits() == b.to_bits()), "swiglu in place differs");
+    all
 }
 
 fn xent_all(ctx: &Ctx, at: usize) -> Vec<f32> {

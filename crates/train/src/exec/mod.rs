@@ -246,10 +246,12 @@ impl<'a> Executor<'a> {
         Ok(outcome)
     }
 
-    /// Hashes the state as the step leaves it.
+    /// Remembers the state as the step leaves it: what the update did not tell.
     fn remember(&mut self) {
         let began = Instant::now();
-        self.guard = Guard::of(self.ctx, self.states());
+        let mut guard = std::mem::take(&mut self.guard);
+        guard.fill(self.ctx, self.states());
+        self.guard = guard;
         self.counts.guard += began.elapsed();
     }
 
@@ -305,13 +307,19 @@ impl<'a> Executor<'a> {
             Op::Apply => {
                 let verdict = self.verdict.as_ref().filter(|_| self.decision.is_some());
                 let verdict = verdict.ok_or_else(|| TrainError::Internal("apply before the vote".into()))?;
+                let (number, mirrors_from) = (self.chunks.range(..instr.chunk).count(), self.chunks.len());
                 let state = self.chunks.get_mut(&instr.chunk).ok_or_else(|| unhosted(instr))?;
-                self.guard.forget();
                 mutant::shard(self.mutant, state);
-                verdict.apply(self.ctx, self.run, state);
-                if self.chunks.keys().next() == Some(&instr.chunk) {
+                let mut apply = |number: usize, state: &mut ChunkState| {
+                    let written = verdict.apply(self.ctx, self.run, state, self.guarded);
+                    if verdict.decision.commit {
+                        self.guard.wrote(number, state, written);
+                    }
+                };
+                apply(number, state);
+                if number == 0 {
                     let mirrored = self.mirrors.iter_mut().flat_map(|(_, chunks)| chunks.values_mut());
-                    mirrored.for_each(|state| verdict.apply(self.ctx, self.run, state));
+                    mirrored.enumerate().for_each(|(i, state)| apply(mirrors_from + i, state));
                 }
             }
         }

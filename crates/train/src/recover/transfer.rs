@@ -100,7 +100,9 @@ fn roll_forward(
     let Some(verdict) = forward.filter(|verdict| verdict.step == step) else { return };
     if remains.rank == mine && remains.prepared && remains.step + 1 == step {
         let mirrored = remains.mirrors.iter_mut().flat_map(|(_, chunks)| chunks.values_mut());
-        remains.chunks.values_mut().chain(mirrored).for_each(|state| verdict.apply(executor.ctx, before, state));
+        for state in remains.chunks.values_mut().chain(mirrored) {
+            verdict.apply(executor.ctx, before, state, false);
+        }
         (remains.step, remains.prepared, remains.decided) = (step, false, Some(verdict.clone()));
     }
 }

@@ -51,40 +51,31 @@ pub fn backward(
     layer: usize,
     part: Part,
 ) -> Result<(), TrainError> {
-    let (rows, width, ctx) = (env.rows(), env.place.ffn_width(), env.ctx);
+    let (rows, width) = (env.rows(), env.place.ffn_width());
     let mut kept = memory.take_layer(chunk.chunk, unit, layer);
     let grad = grad_rows(memory)?;
     if env.norms_again() {
         kept.n_mlp = norm::again(env, chunk, memory, &kept.x_mlp, (layer, Role::MlpNorm));
     }
 
-    // The activation is recomputed: the same bits for less memory.
+    // The activation is recomputed, the same bits for less memory: in one pass with the gradients, in place.
     let mut act = memory.pool.take(rows * width);
-    kernels::swiglu(ctx, &kept.gate, &kept.up, &mut act);
-    let (mut d_act, act) = match part {
-        Part::Whole => {
-            row_parallel_weight(env, chunk, (layer, Role::Down), &grad.rows, &act);
-            (act, Vec::new())
-        }
-        Part::Input => (memory.pool.take(rows * width), act),
-    };
-    row_parallel_input(env, chunk, (layer, Role::Down), &grad.rows, &mut d_act);
-    let mut d_gate = memory.pool.take(rows * width);
-    let mut d_up = memory.pool.take(rows * width);
-    kernels::swiglu_backward(ctx, &kept.gate, &kept.up, &d_act, &mut d_gate, &mut d_up);
+    row_parallel_input(env, chunk, (layer, Role::Down), &grad.rows, &mut act);
+    let [mut d_gate, mut d_up] = [std::mem::take(&mut kept.gate), std::mem::take(&mut kept.up)];
+    kernels::swiglu_gradients(env.ctx, &mut d_gate, &mut d_up, &mut act);
+    if part == Part::Whole {
+        row_parallel_weight(env, chunk, (layer, Role::Down), &grad.rows, &act);
+    }
     let uses = [(Role::Gate, &d_gate[..]), (Role::Up, &d_up)];
     if part == Part::Whole {
         column_parallel_weight(env, chunk, layer, &kept.n_mlp, &uses);
     }
     memory.regs.partials = Some(column_parallel_input(env, chunk, memory, layer, &uses));
     let n = std::mem::take(&mut kept.n_mlp);
-    for spent in [d_act, std::mem::take(&mut kept.gate), std::mem::take(&mut kept.up)] {
-        memory.pool.give(spent);
-    }
     match part {
         Part::Whole => {
             grad.release(memory);
-            [n, d_gate, d_up].into_iter().for_each(|b| memory.pool.give(b));
+            [n, act, d_gate, d_up].into_iter().for_each(|b| memory.pool.give(b));
         }
         Part::Input => {
             let dy = grad.keep(memory);
