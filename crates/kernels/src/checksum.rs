@@ -43,7 +43,7 @@ by_level! {
 #[inline(always)]
 fn taken(lane: u32, word: f32) -> u32 {
     let h = (lane ^ word.to_bits()).wrapping_mul(FACTOR);
-    h ^ h >> 15
+    h ^ (h >> 15)
 }
 
 /// A checksum of the bits of `x`. It means something only beside another one of the same program.
@@ -59,15 +59,15 @@ mod tests {
     fn every_flipped_bit_is_seen_on_every_path() {
         for n in [0, 1, 16, 63, 64, 65, 200, 1024] {
             let mut x: Vec<f32> = (0..n).map(|i| (i as f32).sin()).collect();
-            let sums: Vec<u64> = Simd::available().into_iter().map(|s| checksum(&Ctx::new(s, 1), &x)).collect();
+            let sums: Vec<u64> = Simd::available().map(|s| checksum(&Ctx::new(s, 1), &x)).collect();
             assert!(sums.iter().all(|s| *s == sums[0]), "{n} words: {sums:x?}");
             let ctx = Ctx::new(Simd::detect(), 1);
             let mut seen = std::collections::BTreeSet::from([sums[0]]);
             for i in 0..n {
                 for bit in 0..32 {
-                    x[i] = f32::from_bits(x[i].to_bits() ^ 1 << bit);
+                    x[i] = f32::from_bits(x[i].to_bits() ^ (1 << bit));
                     assert!(seen.insert(checksum(&ctx, &x)), "bit {bit} of word {i} of {n}");
-                    x[i] = f32::from_bits(x[i].to_bits() ^ 1 << bit);
+                    x[i] = f32::from_bits(x[i].to_bits() ^ (1 << bit));
                 }
             }
         }
