@@ -348,8 +348,8 @@ impl<'a> Controller<'a> {
         }
         if let Some(world) = self.policy.world().cloned() {
             let mine: Vec<_> = world.processes.iter().copied().filter(here).collect();
-            match self.assignments(&world, agents) {
-                Ok(words) => words.iter().filter(|(p, _)| mine.contains(p)).for_each(|(p, word)| agents.say(*p, word)),
+            match self.assignments(&world, &mine, agents) {
+                Ok(words) => words.iter().for_each(|(p, word)| agents.say(*p, word)),
                 Err(e) => observe(&Event::Notice { text: format!("host {host} cannot be told of its world: {e}") }),
             }
             let generation = world.generation;
@@ -629,7 +629,7 @@ impl<'a> Controller<'a> {
         self.addresses.clear();
         self.flights = None;
         self.signs.moves();
-        match self.assignments(&world, agents) {
+        match self.assignments(&world, &world.processes, agents) {
             Ok(words) => words.iter().for_each(|(process, word)| agents.say(*process, word)),
             Err(e) => {
                 let reason = format!("the ranks cannot be connected: {e}");
@@ -667,27 +667,32 @@ impl<'a> Controller<'a> {
         }
     }
 
-    /// What each member of `world` is told of its place.
-    fn assignments(&self, world: &World, agents: &mut dyn Agents) -> std::io::Result<Vec<(Process, ToRank)>> {
+    /// What `members` of `world` are told of their places.
+    fn assignments(
+        &self,
+        world: &World,
+        members: &[Process],
+        agents: &mut dyn Agents,
+    ) -> std::io::Result<Vec<(Process, ToRank)>> {
         let run = self.policy.run();
         let options = self.trade.fabric(run, world.generation);
-        let fabric = agents.fabric(&world.processes, run.layout.transport == Transport::Shm, &options)?;
+        let fabric = agents.fabric(members, run.layout.transport == Transport::Shm, &options)?;
         let cores = self.trade.cores(run);
-        let size = world.processes.len() as u32;
-        let place = |(rank, (process, fabric)): (u32, (&Process, _))| {
-            let faults = self.faults.iter().copied();
+        let place = |(process, fabric): (&Process, _)| {
+            let rank = world.processes.iter().position(|p| p == process)?;
+            let faults = self.faults.iter().filter(|f| f.rank as usize == rank);
             let word = ToRank::Assign(Box::new(Assignment {
                 generation: world.generation,
-                rank,
-                world: size,
+                rank: rank as u32,
+                world: world.processes.len() as u32,
                 run_toml: world.run_toml.clone(),
                 fabric,
-                cores: cores.get(rank as usize).cloned().unwrap_or_default(),
+                cores: cores.get(rank).cloned().unwrap_or_default(),
                 origin: world.origin.clone(),
-                faults: faults.filter(|f| f.rank == rank).collect(),
+                faults: faults.copied().collect(),
             }));
-            (*process, word)
+            Some((*process, word))
         };
-        Ok((0..).zip(world.processes.iter().zip(fabric)).map(place).collect())
+        Ok(members.iter().zip(fabric).filter_map(place).collect())
     }
 }

@@ -6,6 +6,7 @@
 //!  held.rs    what the ranks of an ended world hold together: the step from which all go on, and who is believed
 //!  transaction.rs  THE decision between staying and going forward, explored with a model of the protocol
 //!  shrink.rs  which layout fits the processes that are left
+//!  spread.rs  which ranks share a host
 //!  hosts.rs   processes, their hosts, failures in a window
 //!  ladder.rs  the state machine: trouble, settling, forming, running
 //! ```
@@ -20,6 +21,7 @@ mod hosts;
 mod input;
 mod ladder;
 mod shrink;
+mod spread;
 #[cfg(test)]
 mod tests;
 pub mod transaction;

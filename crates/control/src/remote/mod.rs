@@ -18,6 +18,8 @@ pub mod frame;
 pub mod handshake;
 mod host;
 pub mod server;
+#[cfg(test)]
+mod tests;
 pub mod window;
 
 use std::net::IpAddr;

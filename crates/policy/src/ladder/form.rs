@@ -10,6 +10,7 @@ use crate::held::{Agreement, agree};
 use crate::hosts::Doing;
 use crate::input::{Cause, Held, Process};
 use crate::shrink::nearest;
+use crate::spread::{block, neighbours};
 use crate::{BUDGET_SPENT, DIVERGED};
 
 /// A step is replayed so often with the same processes before one is restarted.
@@ -195,8 +196,9 @@ impl Policy {
                 None => rest.push(process),
             }
         }
-        let mut rest = rest.into_iter();
-        let processes: Vec<_> = places.into_iter().filter_map(|place| place.or_else(|| rest.next())).collect();
+        let host = |process: Process| self.hosts.processes.get(&process).map(|known| known.host.as_str());
+        let processes = neighbours(places, rest, host);
+        let run = self.on_hosts(run, &processes);
         let rank_of = |p: &Process| processes.iter().position(|q| q == p).map(|rank| rank as u32);
         let saved = || match &self.saved {
             Some((_, path)) => Origin::Disk(path.clone()),
@@ -240,6 +242,18 @@ impl Policy {
         if self.stopping {
             self.act(Action::AskStop, "somebody asked the run to stop");
         }
+    }
+
+    /// `run` where its ranks are: a mirror is on another host than its owner where there are several.
+    fn on_hosts(&self, run: Run, processes: &[Process]) -> Run {
+        if self.hosts.hosts.len() < 2 {
+            // What the person says of the one host holds.
+            return run;
+        }
+        let hosts: Vec<_> = processes.iter().map(|process| self.hosts.host(*process)).collect();
+        let set = format!("cluster.ranks_per_host={}", block(&hosts));
+        let there = Run::parse(&run.values.to_toml(), "the run", &[set], self.cores);
+        there.ok().filter(|there| self.laws.fits(there).is_ok()).unwrap_or(run)
     }
 
     /// `processes` without those that `run` has no place for: who goes is who holds nothing that the others lack.
