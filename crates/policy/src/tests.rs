@@ -389,6 +389,14 @@ fn all_dead_is_the_disk() {
     desk.on(Input::Ready { process: Process(2) });
     let world = formed(&desk.on(Input::Ready { process: Process(3) }));
     assert_eq!(world.origin, Origin::Disk("c/step-4".into()));
+    assert_eq!(desk.policy.committed(), 6);
+    // Steps are counted from there; a word that comes late changes nothing.
+    let loaded = |process| Input::Loaded { process, generation: world.generation, step: 4 };
+    desk.on(loaded(world.processes[0]));
+    assert_eq!(desk.policy.committed(), 4);
+    desk.on(Input::Step { step: 5 });
+    desk.on(loaded(world.processes[1]));
+    assert_eq!(desk.policy.committed(), 5);
 }
 
 #[test]
