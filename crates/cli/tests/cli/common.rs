@@ -100,7 +100,13 @@ impl Lab {
     }
 
     pub fn start(&self, args: &[&str]) -> Running {
-        let mut child = self.command(args).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+        self.start_command(self.command(args))
+    }
+
+    /// Starts `command` in this folder.
+    pub fn start_command(&self, mut command: Command) -> Running {
+        let mut child =
+            command.current_dir(self.dir.path()).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
         let (tell, lines) = channel();
         let stdout = BufReader::new(child.stdout.take().unwrap());
         std::thread::spawn(move || stdout.lines().map_while(Result::ok).try_for_each(|line| tell.send(line)));

@@ -11,7 +11,11 @@ mod damaged;
 mod detect;
 mod disk;
 mod doctor;
+mod hosts;
 mod layouts;
+#[path = "../../../../xtask/src/netns.rs"]
+#[allow(dead_code)]
+mod netns;
 mod orphans;
 mod output;
 mod pin;
