@@ -82,6 +82,7 @@ pub fn run(args: &Args) -> Result<u8, TrainError> {
         report.peak_activations
     ));
     line(&print::placements(&table));
+    line(&memory(&run));
     line(&print::table(&report, Limits::default()));
     line(&print::gantt(&report, &run.grid, &run.layout, Limits::default()));
     if args.program {
@@ -91,6 +92,28 @@ pub fn run(args: &Args) -> Result<u8, TrainError> {
         }
     }
     against(args, &run)
+}
+
+/// What the rank of the first pipeline that takes most memory is planned to take.
+fn memory(run: &spec::Run) -> String {
+    let ranks = 0..run.layout.world() / run.layout.dp;
+    let plan = |rank| (train::rank::plan(run, &lower(run, rank, Mode::Train)), rank);
+    let most = ranks.map(plan).max_by_key(|(plan, _)| plan.total());
+    let (plan, rank) = most.expect("a layout has a rank");
+    let parts = [
+        ("parameters", plan.parameters),
+        ("optimizer", plan.optimizer),
+        ("gradients and gathered", plan.gradients),
+        ("mirrors", plan.mirrors),
+        ("activations", plan.activations),
+        ("in flight", plan.in_flight),
+        ("messages", plan.messages),
+    ];
+    let mb = |bytes: u64| bytes as f64 / 1e6;
+    let parts =
+        parts.into_iter().filter(|(_, bytes)| *bytes > 0).map(|(what, bytes)| format!("{what} {:.1}", mb(bytes)));
+    let parts = parts.collect::<Vec<_>>().join(" + ");
+    format!("memory: rank {rank} takes {:.1} MB = {parts}, and the process itself", mb(plan.total()))
 }
 
 /// The comparison that was asked for, if any.

@@ -86,6 +86,9 @@ impl Show {
             };
             return line(&digest.to_line(wall));
         }
+        if let Some(text) = memory(summary) {
+            line(&text);
+        }
         let parts: Vec<_> = summary.time.iter().map(|(class, s)| format!("{class} {s:.2} s")).collect();
         let train = summary.time.iter().find(|(class, _)| class == "train").map_or(0.0, |(_, s)| *s);
         line(&format!(
@@ -97,6 +100,19 @@ impl Show {
         line(&format!("restarts {}", summary.recoveries.len()));
         line(&format!("digest {}", summary.digest));
     }
+}
+
+/// The largest resident memory of a rank beside its plan; none where ranks share a process.
+fn memory(summary: &Summary) -> Option<String> {
+    let largest =
+        summary.ranks.iter().filter(|r| r.planned_bytes > 0 && r.peak_bytes > 0).max_by_key(|r| r.peak_bytes)?;
+    let [peak, base, plan] = [largest.peak_bytes, largest.base_bytes, largest.planned_bytes].map(|b| b as f64 / 1e6);
+    Some(format!(
+        "memory: rank {} had at most {peak:.1} MB resident | planned {plan:.1} + process {base:.1} = {:.1} MB ({:+.1}%)",
+        largest.rank,
+        plan + base,
+        100.0 * (peak / (plan + base) - 1.0)
+    ))
 }
 
 /// What the step line says about experts.

@@ -203,6 +203,12 @@ pub struct RankReport {
     pub rank: usize,
     /// Largest resident memory of its process, in bytes.
     pub peak_bytes: u64,
+    /// Resident memory of its process before the rank had any state, in bytes.
+    #[serde(default)]
+    pub base_bytes: u64,
+    /// Memory that the program of the rank was planned to take beyond it; 0 where ranks share a process.
+    #[serde(default)]
+    pub planned_bytes: u64,
     /// Instructions executed.
     pub instructions: u64,
     /// Units (microbatches of data cells) taken backward.

@@ -44,6 +44,8 @@ fn main() {
             shard: None,
             reshard: spec::Reshard::Always,
             mirror: None,
+            offload: spec::Offload::None,
+            offload_folder: None,
             threads: None,
             transport: Transport::Tcp,
             pin: Pin::Off,

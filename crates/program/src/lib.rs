@@ -14,6 +14,7 @@ pub mod cost;
 pub mod instr;
 pub mod kept;
 pub mod lower;
+pub mod memory;
 pub mod mirror;
 pub mod ownership;
 pub mod placement;

@@ -4,7 +4,7 @@
 //! those of the program, not of a formula.
 
 use spec::tensors::Cut;
-use spec::{Class, Grid, Layout, Model, Recompute};
+use spec::{Class, Grid, Layout, Model, Offload, Recompute};
 
 use crate::buckets::ChunkPlan;
 use crate::check::Report;
@@ -87,11 +87,27 @@ fn elements(model: &Model, grid: &Grid, layout: &Layout) -> [u64; 2] {
     [most(&all), most(&owned)]
 }
 
+/// Most elements of two neighbouring buckets that a rank owns.
+fn in_use(model: &Model, grid: &Grid, layout: &Layout) -> u64 {
+    let mut most = 0;
+    for chunk in 0..layout.chunks() {
+        let plan = ChunkPlan::new(model, grid, layout, chunk, layout.coords(0));
+        for holder in 0..layout.holders() {
+            let at = layout.holders_of(Class::Common).nth(layout.coords(0), holder);
+            let owned: Vec<_> = plan.buckets.iter().filter(|b| b.parameters).map(|b| b.owned(at).len()).collect();
+            most = owned.windows(2).map(|pair| pair[0] + pair[1]).chain(owned.first().copied()).fold(most, usize::max);
+        }
+    }
+    most as u64
+}
+
 fn bytes(state: State, model: &Model, grid: &Grid, layout: &Layout, report: &Report) -> u64 {
     let [all, owned] = elements(model, grid, layout);
     match state {
         // What is gathered for its use comes on top, a layer and the next one at a time.
         State::Parameters => 4 * if layout.zero >= 3 { owned } else { all },
+        // A bucket and the one after it are in memory at once.
+        State::Optimizer if layout.offload == Offload::Optimizer => 8 * in_use(model, grid, layout),
         State::Optimizer => 8 * owned,
         // The sums of a step; or one accumulator of the data cell at hand.
         State::Gradients => 4 * if layout.zero >= 2 { owned } else { all },
@@ -101,7 +117,10 @@ fn bytes(state: State, model: &Model, grid: &Grid, layout: &Layout, report: &Rep
 
 fn placed(state: State, model: &Model, layout: &Layout) -> [String; 5] {
     let mut words: [Vec<String>; 5] = Default::default();
-    let [replicated, sharded, gathered, materialized, _offloaded] = &mut words;
+    let [replicated, sharded, gathered, materialized, offloaded] = &mut words;
+    if state == State::Optimizer && layout.offload == Offload::Optimizer {
+        offloaded.push("moments".into());
+    }
     let axes = [("tp", layout.tp), ("cp", layout.cp), ("pp", layout.pp), ("dp", layout.dp)];
     for (axis, _) in axes.into_iter().filter(|(_, ranks)| *ranks > 1) {
         let whole = (0..layout.chunks()).any(|c| chunk_tensors(model, layout, c).iter().any(|t| t.cut == Cut::Whole));

@@ -39,6 +39,8 @@ pub fn request([dp, tp, pp]: [usize; 3], schedule: Schedule, vpp: Option<usize>)
         shard: None,
         reshard: spec::Reshard::Always,
         mirror: None,
+        offload: spec::Offload::None,
+        offload_folder: None,
         threads: None,
         transport: Transport::Threads,
         pin: Pin::Off,

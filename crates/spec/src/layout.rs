@@ -9,6 +9,7 @@ pub use self::holders::{CLASSES, Class, Holders};
 
 use std::fmt;
 use std::ops::Range;
+use std::path::PathBuf;
 use std::str::FromStr;
 use std::sync::Arc;
 
@@ -48,6 +49,15 @@ pub enum Reshard {
     AfterBackward,
 }
 
+/// What lies in files and comes to memory for its use.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum Offload {
+    /// Nothing.
+    None,
+    /// The optimizer's moments.
+    Optimizer,
+}
+
 macro_rules! words {
     ($type:ident: $($variant:ident = $word:literal),+) => {
         impl $type {
@@ -70,6 +80,7 @@ macro_rules! words {
 pub(crate) use words;
 
 words!(Reshard: Always = "always", AfterBackward = "after_backward");
+words!(Offload: None = "none", Optimizer = "optimizer");
 words!(Transport: Shm = "shm", Tcp = "tcp", Threads = "threads");
 words!(Pin: Auto = "auto", Off = "off");
 
@@ -104,6 +115,10 @@ pub struct LayoutRequest {
     pub reshard: Reshard,
     /// `layout.mirror`
     pub mirror: Option<bool>,
+    /// `layout.offload`
+    pub offload: Offload,
+    /// `layout.offload_folder`
+    pub offload_folder: Option<PathBuf>,
     /// `layout.threads`, threads per rank.
     pub threads: Option<usize>,
     /// `layout.transport`
@@ -164,6 +179,10 @@ pub struct Layout {
     pub reshard: Reshard,
     /// State without a replica has a mirror, see [`Layout::mirrored`].
     pub mirror: bool,
+    /// What lies in files.
+    pub offload: Offload,
+    /// Where; `None`: in the run's folder.
+    pub offload_folder: Option<PathBuf>,
     /// Threads per rank.
     pub threads: usize,
     /// How bytes travel.
@@ -299,6 +318,9 @@ impl fmt::Display for Layout {
         }
         if self.zero > 2 && self.reshard != Reshard::Always {
             write!(f, " reshard {}", self.reshard)?;
+        }
+        if self.offload != Offload::None {
+            write!(f, " offload-{}", self.offload)?;
         }
         write!(f, " {} threads{}", self.transport, self.threads)
     }

@@ -26,7 +26,7 @@ pub mod tree;
 pub use error::SpecError;
 pub use grid::{Accumulate, Grid, Lanes, Leaf, Unit};
 pub use guard::Guard;
-pub use layout::{CLASSES, Class, Coords, Holders, Layout, Pin, Reshard, Transport};
+pub use layout::{CLASSES, Class, Coords, Holders, Layout, Offload, Pin, Reshard, Transport};
 pub use model::Model;
 pub use moe::Moe;
 pub use run::Run;

@@ -8,7 +8,7 @@ use std::sync::Arc;
 use crate::error::SpecError;
 use crate::grid::{Accumulate, Grid};
 use crate::guard::{Guard, guard};
-use crate::layout::{Layout, LayoutRequest, Pin, Reshard, Transport, words};
+use crate::layout::{Layout, LayoutRequest, Offload, Pin, Reshard, Transport, words};
 use crate::model::Model;
 use crate::moe::Moe;
 use crate::runfile::Values;
@@ -276,6 +276,8 @@ pub(crate) fn layout_request(values: &Values) -> Result<LayoutRequest, SpecError
         shard: values.int("layout.shard"),
         reshard: word::<Reshard>(values, "layout.reshard")?,
         mirror: values.bool("layout.mirror"),
+        offload: word::<Offload>(values, "layout.offload")?,
+        offload_folder: values.text("layout.offload_folder").map(PathBuf::from),
         threads: values.int("layout.threads"),
         transport: word::<Transport>(values, "layout.transport")?,
         pin: word::<Pin>(values, "layout.pin")?,

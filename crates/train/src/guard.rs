@@ -4,6 +4,7 @@
 //! checksums of what it writes, so that memory is not read a second time for them. They are of blocks of a state chunk's
 //! size, and no part of any result.
 
+use std::ops::Range;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use checkpoint::Kind;
@@ -12,7 +13,7 @@ use spec::tensors::STATE_CHUNK;
 
 use crate::optim::Written;
 use crate::persist;
-use crate::state::ChunkState;
+use crate::state::{BucketState, ChunkState, Tier};
 
 /// Blocks that a message about corrupt state names.
 const NAMED_MAX: usize = 8;
@@ -53,11 +54,17 @@ impl Guard {
             if self.sums.len() <= number {
                 self.sums.push(Vec::new());
             }
-            let (known, blocks) = (&mut self.sums[number], blocks(state));
-            known.resize(blocks.len(), None);
-            let missing: Vec<_> = (0..blocks.len()).filter(|&i| known[i].is_none()).collect();
-            let sums = checksums(ctx, &missing.iter().map(|&i| blocks[i]).collect::<Vec<_>>());
-            missing.into_iter().zip(sums).for_each(|(i, sum)| known[i] = Some(sum));
+            let known = &mut self.sums[number];
+            let mut first = 0;
+            for buckets in at_once(state) {
+                let blocks = blocks(state, buckets.clone());
+                known.resize(known.len().max(first + blocks.len()), None);
+                let missing: Vec<_> = (0..blocks.len()).filter(|&i| known[first + i].is_none()).collect();
+                let sums = checksums(ctx, &missing.iter().map(|&i| blocks[i]).collect::<Vec<_>>());
+                missing.into_iter().zip(sums).for_each(|(i, sum)| known[first + i] = Some(sum));
+                first += blocks.len();
+                state.buckets[buckets].iter().for_each(BucketState::rest);
+            }
         }
     }
 
@@ -65,11 +72,17 @@ impl Guard {
     pub fn check<'s>(&self, ctx: &Ctx, states: impl Iterator<Item = &'s ChunkState>) -> Vec<String> {
         let mut bad = Vec::new();
         for (known, state) in self.sums.iter().zip(states).filter(|(known, _)| !known.is_empty()) {
-            let of_known = known.iter().zip(blocks(state)).enumerate();
-            let (expected, data): (Vec<_>, Vec<_>) =
-                of_known.filter_map(|(i, (sum, data))| Some(((i, (*sum)?), data))).unzip();
-            let differs = expected.into_iter().zip(checksums(ctx, &data)).filter(|((_, a), b)| a != b);
-            bad.extend(differs.take(NAMED_MAX).map(|((i, _), _)| name(state, i)));
+            let mut known = known.iter().enumerate();
+            for buckets in at_once(state) {
+                state.buckets.iter().skip(buckets.start).take(buckets.len() + 1).for_each(BucketState::want);
+                let blocks = blocks(state, buckets.clone());
+                let of_known = known.by_ref().take(blocks.len()).zip(blocks);
+                let (expected, data): (Vec<_>, Vec<_>) =
+                    of_known.filter_map(|((i, sum), data)| Some(((i, (*sum)?), data))).unzip();
+                let differs = expected.into_iter().zip(checksums(ctx, &data)).filter(|((_, a), b)| a != b);
+                bad.extend(differs.take(NAMED_MAX).map(|((i, _), _)| name(state, i)));
+                state.buckets[buckets].iter().for_each(BucketState::rest);
+            }
         }
         bad
     }
@@ -97,10 +110,17 @@ fn parts(state: &ChunkState, bucket: usize) -> impl Iterator<Item = Part<'_>> {
     })
 }
 
-/// The blocks of a chunk's state in one order: by bucket and [`parts`].
-fn blocks(state: &ChunkState) -> Vec<&[f32]> {
+/// The blocks of `buckets` of a chunk's state in one order: by bucket and [`parts`].
+fn blocks(state: &ChunkState, buckets: Range<usize>) -> Vec<&[f32]> {
     let of = |bucket| parts(state, bucket).flat_map(|part| part.data.chunks(STATE_CHUNK));
-    (0..state.buckets.len()).flat_map(of).collect()
+    buckets.flat_map(of).collect()
+}
+
+/// The buckets that are looked at together: all, or one by one if they come from files.
+fn at_once(state: &ChunkState) -> Vec<Range<usize>> {
+    let all = state.buckets.len();
+    let files = state.buckets.iter().any(|b| matches!(b.moment1, Tier::File(_)));
+    if files { (0..all).map(|i| i..i + 1).collect() } else { std::iter::once(0..all).collect() }
 }
 
 fn checksums(ctx: &Ctx, blocks: &[&[f32]]) -> Vec<u64> {

@@ -76,7 +76,10 @@ pub fn apply(
     };
     let ChunkState { held, params, buckets, gathers, .. } = chunk;
     let mut written = Vec::with_capacity(buckets.len());
-    for bucket in buckets.iter_mut() {
+    for number in 0..buckets.len() {
+        // While one is updated, the next one comes from its file, if it has one.
+        buckets.iter().skip(number).take(2).for_each(BucketState::want);
+        let bucket = &mut buckets[number];
         let BucketState { plan, owned, shard, moment1, moment2, total, .. } = bucket;
         if !plan.parameters || owned.start == owned.end {
             written.push(Vec::new());
@@ -93,6 +96,7 @@ pub fn apply(
         let p = if *gathers { &mut shard[..] } else { &mut params[owned.clone()] };
         let state = kernels::AdamWState { p, m: moment1, v: moment2 };
         written.push(kernels::adamw_parts(ctx, &base, &parts, state, total, STATE_CHUNK, sums));
+        bucket.rest();
     }
     sums.then_some(written)
 }

@@ -28,17 +28,20 @@ pub(crate) fn kinds(state: &ChunkState, bucket: usize) -> [(Kind, &[f32], std::o
 fn hash_pieces(executor: &Executor) -> Vec<HashPiece> {
     let mut pieces = Vec::new();
     for state in executor.states() {
-        for (kind, data, range) in (0..state.buckets.len()).flat_map(|bucket| kinds(state, bucket)) {
-            for (held, slice, elements, at) in state.pieces(&range) {
-                let data = &data[at.start - range.start..at.end - range.start];
-                pieces.push(HashPiece {
-                    tensor: held.index,
-                    kind,
-                    slice,
-                    first_chunk: elements.start / STATE_CHUNK,
-                    hashes: checkpoint::chunk_hashes(data),
-                });
+        for (number, bucket) in state.buckets.iter().enumerate() {
+            for (kind, data, range) in kinds(state, number) {
+                for (held, slice, elements, at) in state.pieces(&range) {
+                    let data = &data[at.start - range.start..at.end - range.start];
+                    pieces.push(HashPiece {
+                        tensor: held.index,
+                        kind,
+                        slice,
+                        first_chunk: elements.start / STATE_CHUNK,
+                        hashes: checkpoint::chunk_hashes(data),
+                    });
+                }
             }
+            bucket.rest();
         }
     }
     pieces

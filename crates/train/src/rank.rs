@@ -14,11 +14,13 @@ use data::{Dataset, Split};
 use events::{Event, RankReport, Step};
 use fabric::Endpoint;
 use kernels::{Ctx, NUMERICS_VERSION, Simd};
+use program::memory::Plan;
 use program::{Mode, Program};
-use spec::{Run, Unit};
+use spec::{Run, Transport, Unit};
 
 use crate::best::Best;
 use crate::buffers::{LossSum, Tokens};
+use crate::comm::fabric_options;
 use crate::corpus::Corpus;
 use crate::error::TrainError;
 use crate::exec::{Executor, Outcome, Recheck, Recorder};
@@ -82,8 +84,11 @@ pub fn run(job: &Job, endpoint: Endpoint, start: Start, sink: &dyn Fn(Said)) -> 
     sink(Said::Event(Event::RankStarted { rank, pid: std::process::id() }));
     let ctx = pinned(job, rank, sink);
     let began = Instant::now();
+    let base_bytes = status_bytes("VmRSS:");
     let make = if matches!(start, Start::Fresh) { Executor::new } else { Executor::empty };
     let mut executor = make(&job.run, &ctx, endpoint, job.stop.clone());
+    let own = job.checkpoints.parent().unwrap_or(&job.checkpoints);
+    executor.offload(job.run.layout.offload_folder.as_deref().unwrap_or(own))?;
     executor.mutant = job.mutant;
     executor.definition = job.data.definition(&job.run);
     executor.pulse = job.pulse.clone();
@@ -106,6 +111,7 @@ pub fn run(job: &Job, endpoint: Endpoint, start: Start, sink: &dyn Fn(Said)) -> 
         own_work: work::OwnWork::default(),
         saver: Saver::new(&job.run, rank, &job.checkpoints, loaded.step),
         failed_checkpoint: None,
+        base_bytes,
         best: loaded.best,
         best_at_step: loaded.best,
         step: loaded.step,
@@ -151,6 +157,8 @@ struct RankRun<'a> {
     saver: Saver,
     /// Why the last try of a checkpoint failed, if it did.
     failed_checkpoint: Option<String>,
+    /// Resident memory before there was any state.
+    base_bytes: u64,
     best: Best,
     /// `best` before what follows the last step.
     best_at_step: Best,
@@ -509,10 +517,14 @@ impl RankRun<'_> {
         time.push(("compute".into(), counts.compute.as_secs_f64()));
         time.push(("exchange".into(), counts.exchange.as_secs_f64()));
         time.push(("guard".into(), counts.guard.as_secs_f64()));
+        // Threads of one process have no resident memory of their own.
+        let shared = self.job.run.layout.transport == Transport::Threads && self.job.run.layout.world() > 1;
         let bytes = |of: fn(&ChunkState) -> usize| 4 * self.executor.chunks.values().map(of).sum::<usize>() as u64;
         (self.sink)(Said::Event(Event::RankFinished(RankReport {
             rank: self.executor.place.rank,
-            peak_bytes: peak_bytes(),
+            peak_bytes: status_bytes("VmHWM:"),
+            base_bytes: self.base_bytes,
+            planned_bytes: if shared { 0 } else { plan(&self.job.run, &self.train).total() },
             instructions: counts.instructions,
             units: counts.units,
             peak_kept: counts.peak_kept,
@@ -537,9 +549,19 @@ pub(crate) fn tokens(sequences: impl Iterator<Item = data::Sequence>) -> Tokens 
     out
 }
 
-/// Largest resident memory of this process so far, in bytes; 0 where the system does not tell.
-fn peak_bytes() -> u64 {
+/// The memory that the rank of `program` is planned to take.
+pub fn plan(run: &Run, program: &Program) -> Plan {
+    let ring = match run.layout.transport {
+        Transport::Shm => fabric_options(run, 0).ring_bytes as u64,
+        Transport::Tcp | Transport::Threads => 0,
+    };
+    Plan::new(&run.model, &run.grid, &run.layout, run.train.seq, program, ring)
+}
+
+/// A line of the process's status: `VmHWM:` is its largest resident memory so far, `VmRSS:` what is resident now. In bytes; 0
+/// where the system does not tell.
+fn status_bytes(key: &str) -> u64 {
     let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
-    let line = status.lines().find_map(|l| l.strip_prefix("VmHWM:")).unwrap_or_default();
+    let line = status.lines().find_map(|l| l.strip_prefix(key)).unwrap_or_default();
     line.trim().trim_end_matches(" kB").parse::<u64>().unwrap_or(0) * 1024
 }

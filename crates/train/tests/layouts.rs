@@ -160,6 +160,38 @@ fn memory_of_sharded_ranks() {
     assert_eq!(reports.iter().map(|r| r.state_bytes).sum::<u64>(), 16 * plan.parameters as u64);
 }
 
+/// The plan of memory tells the gradients of every rank to the byte.
+#[test]
+fn gradients_are_planned() {
+    let experts = ["model.experts=4", "model.expert_ffn=32", "model.shared_ffn=16", "grid.ep=2"];
+    let reduced = ["grid.accumulate=reduced"];
+    let cases: [(&[&str], &[&str]); 9] = [
+        (&[], &[]),
+        (&[], &["layout.dp=3", "layout.zero=1"]),
+        (&[], &["layout.tp=2", "layout.pp=2", "layout.schedule=interleaved"]),
+        (&[], &["layout.pp=2", "layout.schedule=zb-h1"]),
+        (&reduced, &["layout.dp=4", "layout.zero=3"]),
+        (&reduced, &["layout.dp=2", "layout.pp=2", "layout.zero=2"]),
+        (&experts, &["layout.dp=2"]),
+        (&experts, &["layout.dp=4", "layout.zero=1"]),
+        (&experts, &["layout.tp=2", "layout.dp=2"]),
+    ];
+    for (grid, layout) in cases {
+        let sets: Vec<&str> = grid.iter().chain(layout).copied().collect();
+        let owned: Vec<String> = sets.iter().map(ToString::to_string).collect();
+        let run = spec::Run::parse(common::BASE, "base", &owned, 1).unwrap();
+        let mut ranks = 0;
+        for event in train(&sets).events {
+            let Event::RankFinished(report) = event else { continue };
+            let program = program::lower(&run, report.rank, program::Mode::Train);
+            let plan = program::memory::Plan::new(&run.model, &run.grid, &run.layout, run.train.seq, &program, 0);
+            assert_eq!(report.leaves_bytes, plan.leaves, "{sets:?} rank {}", report.rank);
+            ranks += 1;
+        }
+        assert_eq!(ranks, run.layout.world());
+    }
+}
+
 /// With one microbatch in a cell there is one order, and no need to choose.
 #[test]
 fn one_microbatch_is_sharded_either_way() {

@@ -110,6 +110,23 @@ fn layouts_that_the_grid_does_not_hold() {
 }
 
 #[test]
+fn optimizer_state_without_room() {
+    let lab = Lab::new();
+    refused(
+        &lab,
+        &["layout.offload_folder=\"/tmp\""],
+        &["layout.offload_folder", "layout.offload = none", "to optimizer"],
+    );
+    refused(&lab, &["layout.offload=moments"], &["layout.offload", "none", "optimizer"]);
+    let before = lab.tree();
+    let no_folder = ["layout.offload=optimizer", "layout.offload_folder=\"/proc/none\""];
+    lab.train("out", &[], &no_folder).expect(2).says(&["/proc/none is not a folder", "layout.offload_folder"]);
+    let large = ["layout.offload=optimizer", "model.ffn=4_000_000_000", "layout.threads=1"];
+    lab.train("out", &[], &large).expect(2).says(&["need", "bytes, and", "are free", "layout.offload to none"]);
+    same_tree(&before, &lab.tree());
+}
+
+#[test]
 fn grids_that_do_not_divide() {
     let lab = Lab::new();
     refused(&lab, &["grid.tp=3"], &["grid.tp = 3 does not divide model.heads = 4", "[1, 2]"]);

@@ -2,7 +2,7 @@
 
 use std::ops::Range;
 
-use super::{Layout, LayoutRequest, Transport};
+use super::{Layout, LayoutRequest, Offload, Transport};
 use crate::error::SpecError;
 use crate::grid::{Accumulate, Grid};
 use crate::model::{Model, divisors};
@@ -79,6 +79,15 @@ impl Law<'_> {
                 "set layout.transport to shm or tcp, or leave layout.mirror unset".into(),
             ));
         }
+        if let (Offload::None, Some(folder)) = (request.offload, &request.offload_folder) {
+            return Err(law.broken(
+                format!(
+                    "layout.offload_folder = {:?}, but layout.offload = none puts nothing there",
+                    folder.display().to_string()
+                ),
+                "set layout.offload to optimizer, or leave layout.offload_folder unset".into(),
+            ));
+        }
         let LayoutRequest { transport, pin, exchange_timeout_ms, .. } = *request;
         Ok(Layout {
             dp,
@@ -94,6 +103,8 @@ impl Law<'_> {
             zero,
             shard,
             reshard: request.reshard,
+            offload: request.offload,
+            offload_folder: request.offload_folder.clone(),
             mirror: request.mirror.unwrap_or(transport != Transport::Threads),
             threads,
             transport,

@@ -10,6 +10,7 @@ mod routers;
 mod verdict;
 
 use std::collections::{BTreeMap, HashMap};
+use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
@@ -17,7 +18,7 @@ use std::time::{Duration, Instant};
 use kernels::{Ctx, RopeTable};
 use program::{Bucket, Instr, Mirrors, Mode, Op, Pass, Program, Segment};
 use spec::tensors::Tensor;
-use spec::{Leaf, Run, Unit};
+use spec::{Leaf, Offload, Run, Unit};
 
 use crate::buffers::{Memory, Tokens};
 use crate::comm::Comm;
@@ -172,6 +173,19 @@ impl<'a> Executor<'a> {
             copies: 0,
             step: 0,
         }
+    }
+
+    /// Puts what `layout.offload` names into files in `folder`, before it has values.
+    ///
+    /// # Errors
+    /// [`TrainError::Io`] where the folder has no room for it.
+    pub fn offload(&mut self, folder: &Path) -> Result<(), TrainError> {
+        if self.run.layout.offload == Offload::None {
+            return Ok(());
+        }
+        let fail =
+            |source| TrainError::Io { what: "put optimizer state into a file in", path: folder.to_owned(), source };
+        self.states_mut().try_for_each(|state| state.offload(folder)).map_err(fail)
     }
 
     /// The state of this rank, then what it mirrors.

@@ -7,6 +7,7 @@ mod flight;
 mod folder;
 mod guided;
 mod hosts;
+mod offload;
 mod profile;
 pub mod reload;
 mod resume;
@@ -163,6 +164,7 @@ pub fn train_mutant(
             ))
         })?;
     }
+    offload::check(run, folder.path())?;
     if lock.is_none() {
         lock = Some(folder.lock()?);
     }

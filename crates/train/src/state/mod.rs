@@ -2,9 +2,12 @@
 
 mod flat;
 mod held;
+mod tier;
 
 use std::collections::BTreeMap;
+use std::io;
 use std::ops::Range;
+use std::path::Path;
 
 use program::buckets::{Bucket, BucketPlan, ChunkPlan};
 use spec::tensors::{Role, STATE_CHUNK, Tensor};
@@ -13,6 +16,7 @@ use spec::{Run, Unit};
 
 pub use flat::{Flat, Grads};
 pub use held::{Held, of_chunk};
+pub use tier::Tier;
 
 use crate::place::Place;
 
@@ -28,15 +32,27 @@ pub struct BucketState {
     /// The parameters in `owned`, if the others are gathered for their use only (zero 3).
     pub shard: Vec<f32>,
     /// First moments of the elements in `owned`.
-    pub moment1: Vec<f32>,
+    pub moment1: Tier,
     /// Second moments, likewise.
-    pub moment2: Vec<f32>,
+    pub moment2: Tier,
     /// Finished cells, as subtrees; each has the whole bucket.
     pub closed: Counter<Vec<f32>>,
     /// Sums over the data cells of the microbatches so far, of the elements in `part`; empty: none yet.
     pub sum: Vec<f32>,
     /// The gradients of the step, of the elements in `owned`; empty until they are complete.
     pub total: Vec<f32>,
+}
+
+impl BucketState {
+    /// Its moments will be used soon.
+    pub fn want(&self) {
+        [&self.moment1, &self.moment2].into_iter().for_each(Tier::want);
+    }
+
+    /// They will not.
+    pub fn rest(&self) {
+        [&self.moment1, &self.moment2].into_iter().for_each(Tier::release);
+    }
 }
 
 /// Elements that are held beyond parameters and optimizer state, now and at most.
@@ -129,8 +145,8 @@ impl ChunkState {
             BucketState {
                 part: plan.part(place.at),
                 shard: vec![0.0; if gathers { kept } else { 0 }],
-                moment1: vec![0.0; kept],
-                moment2: vec![0.0; kept],
+                moment1: Tier::zeros(kept),
+                moment2: Tier::zeros(kept),
                 closed: Counter::new(plan.bucket.leaves(&run.grid)),
                 sum: Vec::new(),
                 total: Vec::new(),
@@ -141,6 +157,19 @@ impl ChunkState {
         let buckets = buckets.collect();
         let gathered = Alive::default();
         Self { chunk, held, index, buckets, params, grads, gathers, tied_output, slice_at, slices, contexts, gathered }
+    }
+
+    /// Puts the moments, which are zero, into files in `folder`.
+    ///
+    /// # Errors
+    /// The system's.
+    pub fn offload(&mut self, folder: &Path) -> io::Result<()> {
+        for bucket in &mut self.buckets {
+            for moment in [&mut bucket.moment1, &mut bucket.moment2] {
+                *moment = Tier::in_file(folder, moment.len())?;
+            }
+        }
+        Ok(())
     }
 
     /// The tensor with `role` in `layer` (0 for those outside of the layers).

@@ -1,0 +1,331 @@
+//! The memory that a rank will take, from its program and shapes alone.
+//!
+//! Buffers of one length are used again and never given back, so what a kind of buffer takes is the sum over its lengths of
+//! the most that are alive at once; the program tells when each comes and goes. Gradients are told exactly; what is in
+//! flight inside of a segment is told from its shapes ([`Plan::in_flight`]).
+
+use std::collections::{HashMap, HashSet};
+
+use spec::tree::Counter;
+use spec::{Accumulate, Class, Coords, Grid, Layout, Model, Offload, Unit};
+
+use crate::buckets::{Bucket, BucketPlan, ChunkPlan};
+use crate::instr::{Axis, Exchange, Instr, Op, Pass, Program, Segment, TOKEN_BLOCK, Value};
+use crate::kept::Kept;
+use crate::mirror::Mirrors;
+
+/// Bytes of an element.
+const FLOAT: u64 = 4;
+
+/// Bytes that a rank takes, by what for.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Plan {
+    /// Parameters that stay over a step.
+    pub parameters: u64,
+    /// Moments of what the rank owns; offloaded: those of two neighbouring buckets.
+    pub optimizer: u64,
+    /// Gradients: accumulators, finished leaves, their sums; and gathered parameters, which come out of the same buffers.
+    pub gradients: u64,
+    /// Most gradients of leaves at once.
+    pub leaves: u64,
+    /// What it mirrors of another rank: parameters, moments, gradients.
+    pub mirrors: u64,
+    /// What forward keeps for backward, at most.
+    pub activations: u64,
+    /// The stream, and what the segments use inside.
+    pub in_flight: u64,
+    /// Rings between this rank and those that it exchanges with.
+    pub messages: u64,
+}
+
+impl Plan {
+    /// The plan of the rank that runs `program`; between two ranks that exchange there are two rings of `ring` bytes.
+    pub fn new(model: &Model, grid: &Grid, layout: &Layout, seq: usize, program: &Program, ring: u64) -> Self {
+        let at = layout.coords(program.rank);
+        let mut plan = Self {
+            activations: kept(&Kept::new(model, grid, layout, seq), program),
+            in_flight: in_flight(model, grid, layout, seq),
+            messages: 2 * ring * peers(layout, program.rank),
+            ..Self::default()
+        };
+        for chunk in layout.chunks_of(at.pp) {
+            let chunk_plan = ChunkPlan::new(model, grid, layout, chunk, at);
+            let mut moments = Vec::new();
+            for bucket in chunk_plan.buckets.iter().filter(|b| b.parameters) {
+                let owned = bucket.owned(at).len();
+                plan.parameters += FLOAT * if layout.zero == 3 { owned } else { bucket.at.len() } as u64;
+                moments.push(2 * FLOAT * owned as u64);
+            }
+            plan.optimizer += resident(&moments, layout);
+            let mut grads = Grads::new(grid, layout, program.rank, &chunk_plan);
+            program.instrs.iter().filter(|instr| instr.chunk == chunk).for_each(|instr| grads.run(instr));
+            plan.gradients += FLOAT * grads.spare.elements();
+            plan.leaves += FLOAT * grads.most as u64;
+        }
+        if let Some(mirrors) = Mirrors::of(layout) {
+            let ward = layout.coords(mirrors.ward(layout, program.rank));
+            for chunk in layout.chunks_of(ward.pp) {
+                let of = |b: &BucketPlan| b.owned(ward).len() as u64;
+                let buckets = ChunkPlan::new(model, grid, layout, chunk, ward).buckets;
+                let kept = buckets.iter().filter(|b| b.parameters && layout.mirrors(b.bucket.class())).map(of);
+                let kept: Vec<u64> = kept.collect();
+                let moments: Vec<u64> = kept.iter().map(|n| 2 * FLOAT * n).collect();
+                plan.mirrors += 2 * FLOAT * kept.iter().sum::<u64>() + resident(&moments, layout);
+            }
+        }
+        plan
+    }
+
+    /// All of it.
+    pub fn total(&self) -> u64 {
+        let Self { parameters, optimizer, gradients, leaves: _, mirrors, activations, in_flight, messages } = *self;
+        parameters + optimizer + gradients + mirrors + activations + in_flight + messages
+    }
+}
+
+/// Most bytes that `program` keeps for backward.
+fn kept(sizes: &Kept, program: &Program) -> u64 {
+    let mut now = 0;
+    program.instrs.iter().fold(0, |most, instr| {
+        now += sizes.change(instr);
+        now.max(most)
+    }) as u64
+}
+
+/// Ranks that `rank` exchanges more with than ballots.
+fn peers(layout: &Layout, rank: usize) -> u64 {
+    let at = layout.coords(rank);
+    let groups = [Axis::Tp, Axis::Cp, Axis::Dp, Axis::Ep].into_iter().flat_map(|axis| axis.members(layout, at));
+    let chunks = layout.chunks_of(at.pp).flat_map(|c| [c.saturating_sub(1), (c + 1).min(layout.chunks() - 1)]);
+    let line = chunks.map(|c| layout.rank(Coords { pp: layout.chunk_pp(c), ..at }));
+    let mirror = Mirrors::of(layout).map(|m| [m.mirror(layout, rank), m.ward(layout, rank)]);
+    let all: HashSet<usize> = groups.chain(line).chain(mirror.into_iter().flatten()).collect();
+    all.into_iter().filter(|peer| *peer != rank).count() as u64
+}
+
+/// Moments, by bucket, that are in memory at once.
+fn resident(moments: &[u64], layout: &Layout) -> u64 {
+    match layout.offload {
+        Offload::None => moments.iter().sum(),
+        Offload::Optimizer => {
+            moments.windows(2).map(|pair| pair[0] + pair[1]).chain(moments.first().copied()).max().unwrap_or(0)
+        }
+    }
+}
+
+/// The stream and its gradient, local and whole, what attention and feed-forward use beside what they keep, and a block of
+/// logits; each length at its most.
+fn in_flight(model: &Model, grid: &Grid, layout: &Layout, seq: usize) -> u64 {
+    let rows = grid.ep / layout.group * grid.microbatch * seq / layout.cp;
+    let (q, kv) = (model.heads * model.head_dim / layout.tp, model.kv_heads * model.head_dim / layout.tp);
+    let inner = match &model.moe {
+        Some(moe) => (moe.per_token * moe.ffn + moe.shared_ffn) / layout.tp,
+        None => model.ffn / layout.tp,
+    };
+    let stream = 6 * model.hidden + if layout.tp > 1 { 4 * model.hidden / layout.tp } else { 0 };
+    let block = TOKEN_BLOCK.min(grid.microbatch * seq / grid.cp) * model.vocab_padded() / layout.tp;
+    FLOAT * (rows * (stream + 2 * (q + 2 * kv) + 3 * inner) + block) as u64
+}
+
+/// Buffers of which each length is used again.
+#[derive(Debug, Default)]
+struct Spare {
+    /// By length: alive, and the most that were.
+    lengths: HashMap<usize, (usize, usize)>,
+}
+
+impl Spare {
+    fn take(&mut self, len: usize) {
+        let (now, most) = self.lengths.entry(len).or_default();
+        *now += 1;
+        *most = (*most).max(*now);
+    }
+
+    fn give(&mut self, len: usize) {
+        if let Some((now, _)) = self.lengths.get_mut(&len) {
+            *now = now.saturating_sub(1);
+        }
+    }
+
+    fn elements(&self) -> u64 {
+        self.lengths.iter().map(|(len, (_, most))| (len * most) as u64).sum()
+    }
+}
+
+/// The gradients of one chunk as the program goes.
+struct Grads<'a> {
+    grid: &'a Grid,
+    layout: &'a Layout,
+    rank: usize,
+    plan: &'a ChunkPlan,
+    /// Lanes of a unit, and those of its first data cell.
+    lanes: usize,
+    contexts: usize,
+    /// Elements of all hosted cells' gradients that have a leaf per slice; 0: they have none.
+    slices: usize,
+    spare: Spare,
+    /// Accumulators: leaf, lane, bucket (the last one: slices).
+    open: HashSet<(Unit, usize, usize)>,
+    closed: Vec<Counter<()>>,
+    /// Buckets that have a sum, or the gradients of the step.
+    sums: HashMap<usize, usize>,
+    /// Elements of accumulators and leaves, and the most.
+    now: usize,
+    most: usize,
+}
+
+impl<'a> Grads<'a> {
+    fn new(grid: &'a Grid, layout: &'a Layout, rank: usize, plan: &'a ChunkPlan) -> Self {
+        let contexts = grid.cp / layout.cp;
+        let per_slice: usize = plan.buckets.iter().filter(|b| b.bucket.is_per_slice()).map(|b| b.at.len()).sum();
+        Self {
+            grid,
+            layout,
+            rank,
+            plan,
+            lanes: grid.ep / layout.group * contexts,
+            contexts,
+            slices: if grid.tp > 1 { per_slice * grid.tp / layout.tp } else { 0 },
+            spare: Spare::default(),
+            open: HashSet::new(),
+            closed: plan.buckets.iter().map(|b| Counter::new(b.bucket.leaves(grid))).collect(),
+            sums: HashMap::new(),
+            now: 0,
+            most: 0,
+        }
+    }
+
+    fn len(&self, bucket: usize) -> usize {
+        self.plan.buckets.get(bucket).map_or(self.slices, |b| b.at.len())
+    }
+
+    /// The lanes that add to a bucket.
+    fn lanes_of(&self, bucket: Bucket) -> usize {
+        if bucket.class() == Class::Experts { self.contexts } else { self.lanes }
+    }
+
+    fn begin(&mut self, leaf: Unit, lanes: usize, bucket: usize) {
+        (0..lanes).for_each(|lane| self.begin_one(leaf, lane, bucket));
+    }
+
+    fn end(&mut self, len: usize) {
+        self.spare.give(len);
+        self.now -= len;
+    }
+
+    /// Something adds to the accumulators of `bucket`.
+    fn add(&mut self, leaf: Unit, bucket: Bucket) {
+        let Some(at) = self.plan.find(bucket) else { return };
+        match bucket.is_per_slice() && self.slices > 0 {
+            true => self.begin(leaf, self.lanes_of(bucket), self.plan.buckets.len()),
+            false => self.begin(leaf, self.lanes_of(bucket), at),
+        }
+    }
+
+    fn run(&mut self, instr: &Instr) {
+        let leaf = instr.unit.map(|unit| match self.grid.accumulate {
+            Accumulate::Local => Unit { mb: 0, ..unit },
+            Accumulate::Reduced => unit,
+        });
+        match (instr.op, leaf) {
+            (Op::Compute(Pass::Backward | Pass::BackwardWeight, segment), Some(leaf)) => {
+                let buckets = match segment {
+                    Segment::Embed => [Some(Bucket::Embed), None],
+                    Segment::Qkv(l) | Segment::Attn(l) | Segment::Mlp(l) => [Some(Bucket::Layer(l)), None],
+                    Segment::Experts(l) => [Some(Bucket::Experts(l)), Some(Bucket::Shared(l))],
+                    _ => [None, None],
+                };
+                buckets.into_iter().flatten().for_each(|bucket| self.add(leaf, bucket));
+            }
+            (Op::Compute(Pass::Forward, Segment::Loss(_)), Some(leaf)) => self.add(leaf, Bucket::Head),
+            (Op::Collective { value: Value::NormGrads, .. }, Some(leaf)) => self.add(leaf, Bucket::Norms),
+            (Op::Collective { value: Value::SliceGrads, .. }, Some(leaf)) if self.slices > 0 => self.sum_slices(leaf),
+            (Op::Close { cell, bucket }, Some(leaf)) => self.close(Unit { cell, ..leaf }, bucket),
+            (Op::Collective { value: Value::Grads(bucket), exchange, .. }, _) => self.sum(exchange, bucket),
+            (Op::Collective { value: Value::Params(bucket), .. }, _) if self.layout.zero == 3 => {
+                self.plan.find(bucket).into_iter().for_each(|at| self.spare.take(self.len(at)));
+            }
+            (Op::Release(bucket), _) => {
+                self.plan.find(bucket).into_iter().for_each(|at| self.spare.give(self.len(at)));
+            }
+            (Op::Apply, _) => {
+                let totals: Vec<usize> = self.sums.drain().map(|(_, len)| len).collect();
+                totals.into_iter().for_each(|len| self.spare.give(len));
+            }
+            _ => {}
+        }
+    }
+
+    /// Lane by lane the slices are copied out, then their sums go into the accumulators.
+    fn sum_slices(&mut self, leaf: Unit) {
+        let slices = self.plan.buckets.len();
+        for lane in 0..self.lanes {
+            if self.open.remove(&(leaf, lane, slices)) {
+                self.end(self.slices);
+            }
+        }
+        let plan = self.plan;
+        for (at, bucket) in plan.buckets.iter().enumerate().filter(|(_, b)| b.bucket.is_per_slice()) {
+            self.begin(leaf, self.lanes_of(bucket.bucket), at);
+        }
+    }
+
+    fn close(&mut self, leaf: Unit, bucket: Bucket) {
+        let Some(at) = self.plan.find(bucket) else { return };
+        let len = self.len(at);
+        let place = self.layout.coords(self.rank);
+        let contexts = self.layout.context_cells(place.cp, self.grid.cp);
+        for lane in 0..self.lanes_of(bucket) {
+            self.begin_one(leaf, lane, at);
+            self.open.remove(&(leaf, lane, at));
+            let cell = match bucket.class() {
+                Class::Common => leaf.cell + lane / contexts.len(),
+                Class::Experts => leaf.cell / self.grid.ep,
+            };
+            let node = cell * self.grid.cp + contexts.start + lane % contexts.len();
+            for () in self.closed[at].push(node..node + 1, (), |(), ()| {}) {
+                self.end(len);
+            }
+        }
+    }
+
+    fn begin_one(&mut self, leaf: Unit, lane: usize, bucket: usize) {
+        if self.open.insert((leaf, lane, bucket)) {
+            let len = self.len(bucket);
+            self.spare.take(len);
+            self.now += len;
+            self.most = self.most.max(self.now);
+        }
+    }
+
+    /// A sum over the holders, or (`AllGather`) to the replicas.
+    fn sum(&mut self, exchange: Exchange, bucket: Bucket) {
+        let Some(at) = self.plan.find(bucket) else { return };
+        let (plan, place) = (&self.plan.buckets[at], self.layout.coords(self.rank));
+        let (len, owned, part) = (plan.at.len(), plan.owned(place).len(), plan.part(place).len());
+        if exchange == Exchange::AllGather {
+            self.spare.take(owned);
+            self.sums.insert(at, owned).into_iter().for_each(|sum| self.spare.give(sum));
+            return;
+        }
+        let leaves = std::mem::replace(&mut self.closed[at], Counter::new(bucket.leaves(self.grid))).into_nodes().len();
+        let alone = plan.holders.count == 1;
+        let sum = match (alone, exchange) {
+            (true, _) => len,
+            (false, Exchange::AllReduce) => owned,
+            (false, _) => part,
+        };
+        if alone {
+            // The one leaf is the sum.
+            self.now -= leaves * len;
+        } else {
+            self.spare.take(sum);
+            (0..leaves).for_each(|_| self.end(len));
+        }
+        if self.sums.contains_key(&at) {
+            self.spare.give(sum);
+        } else {
+            self.sums.insert(at, sum);
+        }
+    }
+}
