@@ -4,6 +4,7 @@
 //! the most that are alive at once; the program tells when each comes and goes. Gradients are told exactly; what is in
 //! flight inside of a segment is told from its shapes ([`Plan::in_flight`]).
 
+use std::collections::hash_map::Entry;
 use std::collections::{HashMap, HashSet};
 
 use spec::tree::Counter;
@@ -322,10 +323,11 @@ impl<'a> Grads<'a> {
             self.spare.take(sum);
             (0..leaves).for_each(|_| self.end(len));
         }
-        if self.sums.contains_key(&at) {
-            self.spare.give(sum);
-        } else {
-            self.sums.insert(at, sum);
+        match self.sums.entry(at) {
+            Entry::Occupied(_) => self.spare.give(sum),
+            Entry::Vacant(none) => {
+                none.insert(sum);
+            }
         }
     }
 }
