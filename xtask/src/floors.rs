@@ -29,6 +29,15 @@ const OUTSIDE: &[&str] = &["xtask"];
 /// Lines of a source file above which it deserves a hard look.
 const LINES_MAX: usize = 600;
 
+/// Sources that may read the wall clock: to date something, or to go on after a restart. It jumps: whatever waits or measures
+/// uses `Instant`.
+const WALL_CLOCK: [&str; 4] = [
+    "crates/fabric/src/flight.rs",
+    "crates/control/src/controller.rs",
+    "crates/train/src/launch/hosts.rs",
+    "crates/cli/src/train_cmd.rs",
+];
+
 /// What is wrong with a crate.
 #[derive(Debug, PartialEq, Eq)]
 enum Violation {
@@ -66,11 +75,15 @@ pub fn check(root: &Path) -> Result<bool, String> {
     let members = read(root)?;
     let violations = violations(&members);
     violations.iter().for_each(|v| println!("error: {v}"));
+    let clocks = wall_clocks(&sources(root, &members)?);
+    clocks.iter().for_each(|path| {
+        println!("error: {path} reads the wall clock, which jumps: use Instant, or say why in WALL_CLOCK")
+    });
     for (path, lines) in long_files(root, &members)? {
         println!("warning: {} has {lines} lines, more than {LINES_MAX}: a hard look", path.display());
     }
-    println!("{} crates on their floors, {} violations", members.len(), violations.len());
-    Ok(violations.is_empty())
+    println!("{} crates on their floors, {} violations", members.len(), violations.len() + clocks.len());
+    Ok(violations.is_empty() && clocks.is_empty())
 }
 
 fn violations(members: &[Member]) -> Vec<Violation> {
@@ -150,7 +163,23 @@ fn member(folder: &Path, manifest: &Table, shared: &Table) -> Member {
 
 /// Source files of more than [`LINES_MAX`] lines.
 fn long_files(root: &Path, members: &[Member]) -> Result<Vec<(PathBuf, usize)>, String> {
-    let mut long = Vec::new();
+    let lines = sources(root, members)?.into_iter().map(|(path, text)| (path, text.lines().count()));
+    let mut long: Vec<_> = lines.filter(|(_, lines)| *lines > LINES_MAX).collect();
+    long.sort();
+    Ok(long)
+}
+
+/// Those of `sources` that read the wall clock and may not: no tests, no examples.
+fn wall_clocks(sources: &[(PathBuf, String)]) -> Vec<String> {
+    let shipped = |path: &str| path.starts_with("crates/") && path.contains("/src/") && !WALL_CLOCK.contains(&path);
+    let reads = |text: &str| text.contains("SystemTime") || text.contains("UNIX_EPOCH");
+    let named = sources.iter().map(|(path, text)| (path.to_string_lossy().into_owned(), text));
+    named.filter(|(path, text)| shipped(path) && reads(text)).map(|(path, _)| path).collect()
+}
+
+/// All source files, by their path in the workspace, with their text.
+fn sources(root: &Path, members: &[Member]) -> Result<Vec<(PathBuf, String)>, String> {
+    let mut all = Vec::new();
     let mut open: Vec<PathBuf> = members
         .iter()
         .map(
@@ -164,15 +193,11 @@ fn long_files(root: &Path, members: &[Member]) -> Result<Vec<(PathBuf, usize)>, 
                 open.push(path);
             } else if path.extension().is_some_and(|e| e == "rs") {
                 let text = fs::read_to_string(&path).map_err(|e| format!("cannot read {}: {e}", path.display()))?;
-                let lines = text.lines().count();
-                if lines > LINES_MAX {
-                    long.push((path.strip_prefix(root).unwrap_or(&path).to_owned(), lines));
-                }
+                all.push((path.strip_prefix(root).unwrap_or(&path).to_owned(), text));
             }
         }
     }
-    long.sort();
-    Ok(long)
+    Ok(all)
 }
 
 #[cfg(test)]
@@ -220,11 +245,25 @@ mod tests {
     }
 
     #[test]
+    fn who_reads_the_wall_clock_is_named() {
+        let source = |path: &str, text: &str| (PathBuf::from(path), text.to_string());
+        let late = "let late = SystemTime::now() > deadline;";
+        let found = wall_clocks(&[
+            source("crates/policy/src/lib.rs", late),
+            source("crates/policy/tests/a.rs", late),
+            source(WALL_CLOCK[0], late),
+            source("crates/train/src/rank.rs", "Instant::now()"),
+        ]);
+        assert_eq!(found, ["crates/policy/src/lib.rs"]);
+    }
+
+    #[test]
     fn this_workspace_is_sound() {
         let root = Path::new(env!("CARGO_MANIFEST_DIR")).parent().unwrap();
         let members = read(root).unwrap();
         assert!(members.len() > FLOORS.len());
         assert_eq!(violations(&members), []);
+        assert_eq!(wall_clocks(&sources(root, &members).unwrap()), [""; 0]);
         let train = members.iter().find(|m| m.name == "train").unwrap();
         assert!(train.uses.contains(&("program".into(), false)), "{:?}", train.uses);
     }

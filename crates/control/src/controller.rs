@@ -8,13 +8,13 @@ use std::io::Write;
 use std::path::PathBuf;
 use std::time::Instant;
 
-use events::Event;
+use events::{Event, Intervention};
 use fabric::FabricOptions;
 use policy::{Action, Decision, Input, Laws, Origin, Policy, Process, Start, World};
 use spec::{Run, Transport};
 
 use crate::agent::{Agents, Heard, News};
-use crate::fault::Fault;
+use crate::fault::{Fault, FaultKind};
 use crate::journal::{Entry, Journal};
 use crate::repair::Repairs;
 use crate::signs::Signs;
@@ -100,6 +100,8 @@ pub struct Controller<'a> {
     marks: BTreeMap<String, (u64, u64)>,
     /// Another controller was here before: what it ordered may not have come to the agents.
     rebuilt: bool,
+    /// Changes of what the run is, with its run file from then on, that nobody has taken yet.
+    interventions: Vec<(Intervention, String)>,
     end: Option<End>,
     done: Option<serde_json::Value>,
 }
@@ -140,6 +142,7 @@ impl<'a> Controller<'a> {
             hosts: HashMap::new(),
             marks: BTreeMap::new(),
             rebuilt: false,
+            interventions: Vec::new(),
             end: None,
             done: None,
         })
@@ -249,10 +252,15 @@ impl<'a> Controller<'a> {
     /// What was not.
     pub fn account(&self) -> Result<(), String> {
         let size = self.members().len() as u32;
-        match self.faults.iter().find(|fault| fault.there(size)) {
+        match self.faults.iter().find(|fault| fault.there(size) && !self.repairs.has_struck(fault)) {
             Some(fault) => Err(format!("the injected fault never struck: {fault}")),
             None => self.repairs.account(),
         }
+    }
+
+    /// What was changed of what the run is since this was asked last; with its run file.
+    pub fn interventions(&mut self) -> Vec<(Intervention, String)> {
+        std::mem::take(&mut self.interventions)
     }
 
     /// A person asks for a stop.
@@ -478,7 +486,10 @@ impl<'a> Controller<'a> {
                     .position(|f| (f.rank as usize, f.step) == (rank, step) && f.kind.to_string() == fault);
                 let struck =
                     struck.or_else(|| self.faults.iter().position(|f| (f.rank as usize, f.step) == (rank, step)));
-                if let Some(fault) = struck.map(|at| self.faults.remove(at)) {
+                let again = |at: usize| self.faults[at].kind == FaultKind::Poison;
+                if let Some(fault) = struck.filter(|at| again(*at)).map(|at| self.faults[at]) {
+                    self.repairs.fired_again(fault, at);
+                } else if let Some(fault) = struck.map(|at| self.faults.remove(at)) {
                     self.repairs.fired(fault, at);
                     self.journal.write(&Entry::Fired { fault, at: self.now() });
                 }
@@ -512,7 +523,10 @@ impl<'a> Controller<'a> {
     /// Faults that were due by `step` for ranks that this world does not have strike nobody.
     fn missed(&mut self, step: u64, observe: &mut dyn FnMut(&Event)) {
         let size = self.members().len() as u32;
-        let (gone, faults) = self.faults.drain(..).partition(|fault| fault.step <= step && !fault.there(size));
+        let (gone, faults) = self
+            .faults
+            .drain(..)
+            .partition(|fault| fault.step <= step && !fault.there(size) && fault.kind != FaultKind::Poison);
         self.faults = faults;
         let gone: Vec<Fault> = gone;
         for fault in gone {
@@ -617,6 +631,11 @@ impl<'a> Controller<'a> {
                 self.asked_at = self.now();
                 self.members().iter().for_each(|p| agents.say(*p, &ToRank::Dump));
             }
+            Action::Intervene { step, detail, run_toml } => {
+                let intervention =
+                    Intervention { step, action: "skip".into(), detail, by: "guard.skip_batches".into() };
+                self.interventions.push((intervention, run_toml));
+            }
             Action::Evict { host } => tell(format!("place nothing on host {host} any more"), observe),
             Action::AskStop => self.members().iter().for_each(|p| agents.say(*p, &ToRank::Stop)),
             Action::Stop { code } => {
@@ -636,7 +655,7 @@ impl<'a> Controller<'a> {
                 return self.end = Some(End { code: policy::INTERNAL, reason, done: None });
             }
         }
-        let committed = self.policy.committed();
+        let committed = self.policy.reached();
         let (from, resumed) = match &world.origin {
             Origin::Fresh => ("the start".to_string(), 1),
             Origin::Disk(path) => (format!("disk, {}", path.display()), 0),

@@ -27,6 +27,8 @@ pub enum FaultKind {
     Stop,
     /// A gradient becomes not a number.
     Nan,
+    /// Gradients become not a number whenever the batch that was this step's is computed: a fault of the data.
+    Poison,
     /// One bit of a moment changes between two steps.
     FlipMoment,
     /// One bit of a parameter changes between two steps.
@@ -67,6 +69,7 @@ impl fmt::Display for FaultKind {
             Self::KillAt(moment) => write!(f, "kill at {moment:?}"),
             Self::Stop => write!(f, "stop"),
             Self::Nan => write!(f, "nan"),
+            Self::Poison => write!(f, "poison"),
             Self::FlipMoment => write!(f, "flip moment"),
             Self::FlipWeight => write!(f, "flip weight"),
             Self::FlipMessage => write!(f, "flip message"),

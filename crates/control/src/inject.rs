@@ -1,7 +1,7 @@
 //! `--inject`: the faults that a person asks a run to suffer.
 //!
 //! A list with commas: `kill:R@S`, `kill:R@S:load` (while state is loaded in the first recovery from which step S or a
-//! later one comes next), `stop:R@S`, `nan:R@S`, `diskfull:R@S`, `flip:R@S[:moment|weight|message|gradient]`,
+//! later one comes next), `stop:R@S`, `nan:R@S`, `poison:R@S` (no number whenever that step's batch is computed), `diskfull:R@S`, `flip:R@S[:moment|weight|message|gradient]`,
 //! `slow:R@SxF[:N]` (F times as slow for N steps, else to the end), `partition:A-B@S`, `controller@S`,
 //! `random:seed=7,every=5s`. R is a rank of the run's layout, S a step.
 
@@ -29,7 +29,7 @@ pub struct Random {
     pub every_ms: u64,
 }
 
-const FORMS: &str = "kill:R@S[:load], stop:R@S, nan:R@S, diskfull:R@S, flip:R@S[:moment|weight|message|gradient], slow:R@SxF[:N], partition:A-B@S, controller@S or random:seed=N,every=5s";
+const FORMS: &str = "kill:R@S[:load], stop:R@S, nan:R@S, poison:R@S, diskfull:R@S, flip:R@S[:moment|weight|message|gradient], slow:R@SxF[:N], partition:A-B@S, controller@S or random:seed=N,every=5s";
 
 fn unclear(part: &str) -> String {
     format!("--inject {part}: expected {FORMS} (R a rank, S a step, separated by commas)")
@@ -96,6 +96,11 @@ impl Injection {
                     world - 1
                 ));
             }
+            if fault.kind == FaultKind::Poison && run.guard.skip_batches == 0 {
+                return Err(format!(
+                    "--inject: {fault} ends the run (exit code 4): guard.skip_batches = 0; set it to 1 to leave that batch out"
+                ));
+            }
             let every = run.guard.recompute_every;
             if fault.kind == FaultKind::FlipGradient && !(every > 0 && fault.step.is_multiple_of(every)) {
                 let step = fault.step;
@@ -150,6 +155,7 @@ fn fault(part: &str) -> Option<Fault> {
         "kill" => (who, plain(FaultKind::Kill)?),
         "stop" => (who, plain(FaultKind::Stop)?),
         "nan" => (who, plain(FaultKind::Nan)?),
+        "poison" => (who, plain(FaultKind::Poison)?),
         "diskfull" => (who, plain(FaultKind::DiskFull)?),
         "flip" => {
             let kind = match tail {
@@ -184,7 +190,7 @@ mod tests {
 
     #[test]
     fn every_form_is_read() {
-        let text = "kill:1@7, stop:2@12,nan:0@15,flip:3@17,flip:0@3:weight,slow:1@4x2.5:3,slow:1@9x4,diskfull:0@5,partition:0-1@6,controller@9,random:seed=7,every=500ms,kill:0@20,kill:2@20:load";
+        let text = "kill:1@7, stop:2@12,nan:0@15,flip:3@17,flip:0@3:weight,slow:1@4x2.5:3,slow:1@9x4,diskfull:0@5,partition:0-1@6,controller@9,random:seed=7,every=500ms,kill:0@20,kill:2@20:load,poison:0@9";
         let read = Injection::parse(text).unwrap();
         let fault = |rank, step, kind| Fault { rank, step, kind };
         let want = [
@@ -199,6 +205,7 @@ mod tests {
             fault(0, 6, FaultKind::Partition { peer: 1 }),
             fault(0, 20, FaultKind::Kill),
             fault(2, 20, FaultKind::KillAt(Moment::Load)),
+            fault(0, 9, FaultKind::Poison),
         ];
         assert_eq!(read.faults, want);
         assert_eq!((read.controller, read.random), (vec![9], Some(Random { seed: 7, every_ms: 500 })));

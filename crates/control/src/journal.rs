@@ -128,3 +128,30 @@ impl Journal {
         Ok(entries)
     }
 }
+
+/// Milliseconds since a run began at `begin_ms` (since 1970), for a controller that goes on with it at `now_ms`. The wall clock may
+/// have jumped between: what the journal has seen is not in the future, and all later times are taken from this one by a clock
+/// that does not jump.
+pub fn since_begin(entries: &[Entry], begin_ms: u64, now_ms: u64) -> u64 {
+    let seen = entries.iter().filter_map(|entry| match entry {
+        Entry::Input { at, .. } | Entry::Decision { at, .. } | Entry::Fired { at, .. } => Some(*at),
+        _ => None,
+    });
+    now_ms.saturating_sub(begin_ms).max(seen.max().unwrap_or(0))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_clock_that_was_set_back_does_not_turn_time_around() {
+        let at = |at| Entry::Input { at, input: Input::Step { step: 1 } };
+        let entries = [at(10), at(5_000), at(4_000)];
+        assert_eq!(since_begin(&entries, 1_000_000, 1_007_000), 7_000);
+        // Set back by an hour, to before the beginning; to between.
+        assert_eq!(since_begin(&entries, 1_000_000, 0), 5_000);
+        assert_eq!(since_begin(&entries, 1_000_000, 1_002_000), 5_000);
+        assert_eq!(since_begin(&[], 1_000_000, 0), 0);
+    }
+}

@@ -44,6 +44,18 @@ impl Repairs {
         self.struck.push(Struck { fault, at, detected: seen.is_some(), repaired: false });
     }
 
+    /// One that strikes again and again is about to: it counts once.
+    pub fn fired_again(&mut self, fault: Fault, at: f64) {
+        if !self.has_struck(&fault) {
+            self.fired(fault, at);
+        }
+    }
+
+    /// Whether it has.
+    pub fn has_struck(&self, fault: &Fault) -> bool {
+        self.struck.iter().any(|s| s.fault == *fault)
+    }
+
     /// Milliseconds since the fault behind a trouble struck, if one that was asked for is; from then on it is detected. Else
     /// all was well at `last_sign`, as far as it showed.
     pub fn trouble(&mut self, trouble: &Trouble, at: f64, last_sign: Option<f64>) -> Option<f64> {

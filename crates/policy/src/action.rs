@@ -92,6 +92,15 @@ pub enum Action {
         /// Of which world.
         generation: u64,
     },
+    /// What the run is was changed, from `step` on.
+    Intervene {
+        /// The first step that differs.
+        step: u64,
+        /// What was changed, as `key=value`.
+        detail: String,
+        /// The resolved run file from then on.
+        run_toml: String,
+    },
     /// Place nothing on this host any more.
     Evict {
         /// Its name.

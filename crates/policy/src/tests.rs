@@ -194,6 +194,25 @@ fn corrupt_state_comes_from_elsewhere_or_from_disk() {
 }
 
 #[test]
+fn where_batches_may_be_left_out_the_run_goes_back_and_on_without_them() {
+    let mut desk = Desk::running(&["layout.dp=2", "guard.skip_batches=2"], 6);
+    desk.on(Input::Checkpoint { step: 4, path: "c/step-4".into() });
+    let cause = || Cause::NotFinite { step: 7, reason: "training diverged".into() };
+    desk.says(0, at(6), cause());
+    let out = desk.says(1, at(6), cause());
+    let Action::Intervene { step, detail, .. } = &out[0] else { panic!("{out:?}") };
+    // Those of steps 5 and 6, that of 7, and one more.
+    assert_eq!((*step, detail.as_str()), (5, "train.skip=[\"5+4\"]"));
+    let world = formed(&out);
+    assert_eq!(world.origin, Origin::Disk("c/step-4".into()));
+    assert!(world.run_toml.contains("skip = [\"5+4\"]"), "{}", world.run_toml);
+    // Nothing that is lost on the way back was committed by this state.
+    desk.load(4);
+    desk.on(Input::Step { step: 5 });
+    assert_eq!((desk.policy.reached(), desk.policy.committed()), (5, 6));
+}
+
+#[test]
 fn the_same_failure_at_the_same_step_is_not_tried_for_ever() {
     // Two holders disagree whatever is done; the budget would last longer.
     let mut desk = Desk::running(&["layout.dp=2"], 6);

@@ -32,6 +32,9 @@ pub struct Guard {
     pub respawn_after_ms: u64,
     /// Each rank hashes what it wrote, and looks again before the next step is committed.
     pub hash_state: bool,
+    /// After a step without a number so many batches are left out from its own on, and those back to the newest checkpoint; 0:
+    /// the run ends.
+    pub skip_batches: u64,
     /// Every so many steps gradients are computed twice, and applied if both times are equal; 0: never.
     pub recompute_every: u64,
 }
@@ -55,6 +58,7 @@ pub(crate) fn guard(values: &Values) -> Result<Guard, SpecError> {
         evict_after: values.need("guard.evict_after")?,
         respawn_after_ms: ms("guard.respawn_after_ms")?,
         hash_state: values.bool("guard.hash_state").expect("has a default"),
+        skip_batches: ms("guard.skip_batches")?,
         recompute_every: ms("guard.recompute_every")?,
     };
     law(&guard)?;

@@ -116,6 +116,7 @@ keys! {
     "train.eval_every" Int "0" true "steps between validations; 0: none but at the end";
     "train.eval_sequences" Int "16" true "sequences in a validation";
     "train.patience" Int "0" true "stop after so many validations in a row without a new best; 0: never";
+    "train.skip" Texts "" true "batches left out, as a roll-back with guard.skip_batches writes them down: [\"13+2\"] leaves out two before step 13";
     "train.sample_every" Int "0" false "steps between text samples; 0: none";
     "train.sample_prompt" Text "\"The \"" false "what a sample continues";
     "train.sample_tokens" Int "64" false "tokens of a sample";
@@ -170,6 +171,7 @@ keys! {
     "guard.evict_after" Int "3" false "failures of a host within the window after which it gets no ranks, if there are other hosts";
     "guard.respawn_after_ms" Int "0" false "how long the place of a process that died stays empty, the others going on without it; 0: a new one is started at once";
     "guard.hash_state" Bool "true" false "each rank hashes what it wrote, and looks again before the next step is committed: a bit that changed in memory is found";
+    "guard.skip_batches" Int "0" false "a step whose loss or gradients are no numbers twice with the same bits: back to the newest checkpoint, on without the batches up to that step's, which counts as one of so many; 0: the run ends (exit code 4), as it does without rank processes";
     "guard.recompute_every" Int "0" false "steps between those whose gradients are computed twice, by which a bit that flips on the way is found and its rank named; 0: never";
     "cluster.ranks_per_host" Int "" false "ranks that share a host; unset: all";
 }

@@ -136,6 +136,8 @@ pub struct TrainConfig {
     pub eval_sequences: usize,
     /// Validations in a row without a new best after which the run ends; 0: never.
     pub patience: u64,
+    /// Batches that are left out.
+    pub skip: crate::Skips,
     /// Text samples.
     pub sample: SampleConfig,
 }
@@ -230,6 +232,16 @@ impl Run {
     /// Tokens of one step, with those that have no target.
     pub fn tokens_per_step(&self) -> usize {
         self.grid.batch() * self.train.seq
+    }
+
+    /// The first training sequence of `step`, from 1.
+    pub fn first_sequence(&self, step: u64) -> u64 {
+        (step.saturating_sub(1) + self.train.skip.before(step)) * self.grid.batch() as u64
+    }
+
+    /// Sequences consumed or left out when `step` is over.
+    pub fn cursor(&self, step: u64) -> u64 {
+        (step + self.train.skip.before(step)) * self.grid.batch() as u64
     }
 }
 
@@ -385,6 +397,7 @@ pub(crate) fn train(values: &Values) -> Result<TrainConfig, SpecError> {
         eval_every: values.need("train.eval_every")? as u64,
         eval_sequences: values.need("train.eval_sequences")?,
         patience: values.need("train.patience")? as u64,
+        skip: crate::Skips::read(values)?,
         sample: SampleConfig {
             every: values.need("train.sample_every")? as u64,
             prompt: values.text("train.sample_prompt").expect("has a default").to_owned(),

@@ -131,4 +131,12 @@ impl TrainError {
             _ => return None,
         })
     }
+
+    /// A step came to no number: what a controller that may leave batches out is told.
+    pub fn diverged(&self) -> Option<Cause> {
+        match self {
+            Self::Diverged { step, .. } => Some(Cause::NotFinite { step: *step, reason: self.to_string() }),
+            _ => None,
+        }
+    }
 }

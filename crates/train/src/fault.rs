@@ -18,6 +18,8 @@ pub struct Faults<'a> {
     slow: Option<(f64, u64)>,
     /// The next gradient that is summed is spoilt.
     spoilt: Option<Spoilt>,
+    /// Batches that are left out.
+    pub skips: spec::Skips,
     /// The next checkpoint finds a full disk.
     pub disk_full: bool,
 }
@@ -66,9 +68,11 @@ impl<'a> Faults<'a> {
     /// What strikes in `step` before instruction `at` of `program`. A killed process does not return.
     pub fn strike(&mut self, step: u64, program: &Program, at: usize) -> Vec<Strike> {
         let mut strikes = Vec::new();
-        let (now, later) =
-            self.due.drain(..).partition(|fault| fault.step == step && at == place(fault, &program.instrs));
+        let due = std::mem::take(&mut self.due);
+        let (now, later): (Vec<Fault>, Vec<Fault>) =
+            due.into_iter().partition(|fault| self.is_due(fault, step) && at == place(fault, &program.instrs));
         self.due = later;
+        self.due.extend(now.iter().filter(|fault| fault.kind == FaultKind::Poison));
         for fault in now {
             let Fault { rank, kind, .. } = fault;
             let number = mix(u64::from(rank) + 1, step);
@@ -85,7 +89,7 @@ impl<'a> Faults<'a> {
                     self.due.push(Fault { kind: FaultKind::KillAt(Moment::Apply), ..fault });
                 }
                 FaultKind::Stop => signal(rustix::process::Signal::STOP),
-                FaultKind::Nan => self.spoilt = Some(Spoilt::Nan),
+                FaultKind::Nan | FaultKind::Poison => self.spoilt = Some(Spoilt::Nan),
                 FaultKind::FlipGradient => self.spoilt = Some(Spoilt::Bit(number)),
                 FaultKind::FlipMoment => strikes.push(Strike::Moment(number)),
                 FaultKind::FlipWeight => strikes.push(Strike::Weight(number)),
@@ -107,6 +111,12 @@ impl<'a> Faults<'a> {
             self.announce(fault);
             signal(rustix::process::Signal::KILL);
         }
+    }
+
+    /// Strikes in `step`, or in every step that computes the batch that is spoilt.
+    fn is_due(&self, fault: &Fault, step: u64) -> bool {
+        let batch = step + self.skips.before(step);
+        fault.step == if fault.kind == FaultKind::Poison { batch } else { step }
     }
 
     fn announce(&self, fault: &Fault) {

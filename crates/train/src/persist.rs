@@ -81,7 +81,7 @@ pub struct Saved {
 pub(crate) fn meta(executor: &Executor, step: u64, digest: Option<String>) -> Meta {
     Meta {
         step,
-        cursor: step * executor.run.grid.batch() as u64,
+        cursor: executor.run.cursor(step),
         definition: executor.definition.clone(),
         numerics_version: NUMERICS_VERSION,
         tp: executor.place.grid_tp,
@@ -105,7 +105,7 @@ pub fn save(
     best: &Best,
     pending: &[u64],
 ) -> Result<Result<Saved, String>, TrainError> {
-    let cursor = step * executor.run.grid.batch() as u64;
+    let cursor = executor.run.cursor(step);
     let disk_full = std::mem::take(&mut executor.faults.disk_full);
     let executor = &*executor;
     let digest = digest(executor, cursor)?;

@@ -94,6 +94,7 @@ pub fn run(job: &Job, endpoint: Endpoint, start: Start, sink: &dyn Fn(Said)) -> 
     executor.pulse = job.pulse.clone();
     executor.guarded = job.run.guard.hash_state;
     executor.faults = Faults::new(job.faults.clone(), sink);
+    executor.faults.skips = job.run.train.skip.clone();
     let loaded = begin::load(job, &mut executor, start)?;
     job.pulse.step.store(loaded.step, Ordering::Relaxed);
     sink(Said::Loaded { step: loaded.step, bytes: loaded.bytes, seconds: began.elapsed().as_secs_f64() });
@@ -257,7 +258,7 @@ impl RankRun<'_> {
         self.saver.end_store();
         self.saver.news().into_iter().for_each(|event| self.say(event));
         let began = Instant::now();
-        let digest = persist::digest(&self.executor, last * run.grid.batch() as u64)?;
+        let digest = persist::digest(&self.executor, run.cursor(last))?;
         self.spent("digest", began);
         self.say(Event::Digest { step: last, digest: digest.to_string(), numerics_version: NUMERICS_VERSION });
         Ok(ended)
@@ -267,7 +268,7 @@ impl RankRun<'_> {
     fn step(&mut self, step: u64) -> Result<bool, TrainError> {
         let run = &self.job.run;
         let began = Instant::now();
-        let first = (step - 1) * run.grid.batch() as u64;
+        let first = run.first_sequence(step);
         let load = |unit: Unit| {
             let sequences = run.grid.sequences(mutant::unit(self.job.mutant, &run.grid, unit));
             let loaded = tokens(sequences.map(|i| self.job.data.main.sequence(Split::Train, first + i as u64)));
@@ -424,7 +425,7 @@ impl RankRun<'_> {
 
     fn hashes(&mut self, step: u64) -> Result<(), TrainError> {
         let began = Instant::now();
-        let digest = persist::digest(&self.executor, step * self.job.run.grid.batch() as u64)?;
+        let digest = persist::digest(&self.executor, self.job.run.cursor(step))?;
         let name = |t: &checkpoint::TensorDigest| (format!("{}/{}", t.name, t.kind), t.hash.to_hex().to_string());
         let hashes = digest.tensors.iter().map(name).collect();
         self.spent("digest", began);

@@ -60,3 +60,31 @@ fn slow_is_not_stuck_and_a_busy_machine_is_no_fault() {
     assert!(out.stdout.contains("\nrestarts 0\n"), "{out}");
     assert!(troubles(&lab, "out").is_empty(), "{out}");
 }
+
+/// A batch without which the run goes on, from its newest checkpoint: the same run as one that was told so from the start.
+#[test]
+fn batches_left_out_are_an_intervention_and_part_of_the_run() {
+    let lab = Lab::new();
+    let sets = ["train.steps=14", "layout.dp=2", "checkpoint.every=5", "checkpoint.keep=9"];
+    let with = [&sets[..], &["guard.skip_batches=1"]].concat();
+    let out = lab.train("out", &["--inject", "poison:1@8"], &with).expect(0);
+    let line = std::fs::read_to_string(lab.path("out/interventions.jsonl")).unwrap();
+    let told: Value = serde_json::from_str(line.trim()).unwrap();
+    assert_eq!((told["step"].as_u64(), told["action"].as_str()), (Some(6), Some("skip")), "{line}");
+    let set = told["detail"].as_str().unwrap();
+    assert_eq!(set, "train.skip=[\"6+3\"]");
+    let again = lab.train("again", &[], &["train.steps=14", set]).expect(0);
+    assert_eq!(again.digest(), out.digest(), "{out}");
+    let plain = lab.train("plain", &[], &["train.steps=14"]).expect(0);
+    assert_ne!(plain.digest(), out.digest());
+    // Its checkpoint of before belongs to it still; the last one does not belong to a run that leaves out nothing.
+    lab.train("out", &["--resume"], &[&sets[..], &["train.steps=14"]].concat()).expect(2).says(&["train.skip"]);
+    // One of before the intervention is of this run.
+    for step in [10, 14] {
+        std::fs::remove_dir_all(lab.path(&format!("out/checkpoints/step-{step:08}"))).unwrap();
+    }
+    let resumed = lab.train("out", &["--resume"], &[&sets[..], &[set]].concat()).expect(0);
+    assert_eq!(resumed.digest(), out.digest(), "{resumed}");
+    let refused = lab.train("new", &["--inject", "poison:1@8"], &sets).expect(2);
+    refused.says(&["guard.skip_batches"]);
+}

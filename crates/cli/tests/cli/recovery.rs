@@ -181,9 +181,12 @@ fn many_faults_in_one_run() {
 /// The second rank dies while the world that answers the first death loads: what the first world held is not given up.
 #[test]
 fn a_rank_killed_in_the_recovery_of_another_one_costs_nothing() {
-    for sets in [&["layout.dp=2", "layout.pp=2"][..], &["layout.dp=2", "layout.tp=2", "layout.zero=1"]] {
+    // Of no piece both holders die.
+    let zero = &["layout.dp=4", "layout.zero=1"][..];
+    for (second, sets) in [(2, &["layout.dp=2", "layout.pp=2"][..]), (3, zero)] {
         let lab = Lab::new();
-        let inject = ["--inject", "kill:1@7,kill:2@7:load"];
+        let faults = format!("kill:1@7,kill:{second}@7:load");
+        let inject = ["--inject", &faults];
         let out = lab.train("out", &inject, &[&[STEPS], sets].concat()).expect(0);
         assert_eq!(out.digest(), undisturbed(), "{out}");
         assert!(out.stdout.contains("\nrestarts 2\n"), "{out}");

@@ -55,16 +55,20 @@ impl Policy {
             doing.iter().map(|d| if let Doing::Holds(held, _) = d { Some(held) } else { None }).collect();
         let causes: Vec<_> =
             doing.iter().filter_map(|d| if let Doing::Holds(_, cause) = d { Some(cause) } else { None }).collect();
-        let not_finite = |c: &&Cause| matches!(c, Cause::NotFinite { .. });
-        if let Some(Cause::NotFinite { reason, .. }) = causes.first().filter(|_| causes.iter().all(not_finite)) {
-            return self.stop(DIVERGED, reason.clone());
+        // All ranks derive it from one vote, also those that were told to leave before they could say so.
+        let not_finite = causes.iter().find(|cause| matches!(cause, Cause::NotFinite { .. }));
+        if let Some(Cause::NotFinite { reason, .. }) = not_finite
+            && let Err(why) = self.skip(reason)
+        {
+            return self.stop(DIVERGED, format!("{reason}{why}"));
         }
         for (process, doing) in members.iter().zip(&doing) {
             if failed(doing) {
                 self.hosts.set(*process, Doing::Gone);
             }
         }
-        let distrust = causes.iter().any(|c| matches!(c, Cause::Disagree { .. } | Cause::Lost { .. }));
+        let back = |c: &&Cause| matches!(c, Cause::Disagree { .. } | Cause::Lost { .. } | Cause::NotFinite { .. });
+        let distrust = causes.iter().any(back);
         let mut held: Vec<Vec<&Held>> = held.into_iter().map(|h| h.map_or(Vec::new(), |h| h.all().collect())).collect();
         for cause in &causes {
             if let Cause::Corrupt { ranks } = cause {
@@ -87,6 +91,25 @@ impl Policy {
         self.past = self.past.split_off(&from);
     }
 
+    /// A step came to no number, for every rank alike: the batches up to its own are left out, from the newest checkpoint on, if
+    /// that is wanted. Why not, else.
+    fn skip(&mut self, reason: &str) -> Result<(), String> {
+        if self.guard.skip_batches == 0 {
+            return Err(String::new());
+        }
+        let saved = self.saved.as_ref().map_or(0, |(step, _)| *step);
+        let batches = self.committed.saturating_sub(saved) + self.guard.skip_batches;
+        let skip = self.wanted.train.skip.until(saved).and(saved + 1, batches);
+        let set = format!("train.skip={skip}");
+        let toml = self.wanted.values.to_toml();
+        let run = Run::parse(&toml, "the run without some batches", std::slice::from_ref(&set), self.cores);
+        self.wanted = run.map_err(|e| format!("; batches cannot be left out: {e}"))?;
+        let run_toml = self.wanted.values.to_toml();
+        let text = format!("{batches} batches are left out from step {} on: {reason}", saved + 1);
+        self.act(Action::Intervene { step: saved + 1, detail: set, run_toml }, text);
+        Ok(())
+    }
+
     /// What the members hold together, if it is all there.
     fn left(&mut self, members: &[Process], held: &[Vec<&Held>]) -> Next {
         let run = |generation| self.past.get(&generation).map(|(run, _)| run);
@@ -107,6 +130,7 @@ impl Policy {
         let holders = holders.into_iter().map(|holder| holder.map(|i| members[i])).collect();
         let (run, run_toml) = self.past[&generation].clone();
         self.committed = self.committed.max(step);
+        self.reached = self.reached.max(step);
         Next::Peers(Box::new(Left { generation, run, run_toml, holders, step, forward }))
     }
 
@@ -229,6 +253,9 @@ impl Policy {
         let (run_toml, layout) = (run.values.to_toml(), run.layout.to_string());
         let world = World { generation, processes, run_toml, layout, origin };
         self.world = Some((world.clone(), run));
+        if !matches!(self.origin, Next::Peers(_)) {
+            self.reached = self.saved.as_ref().map_or(0, |(step, _)| *step);
+        }
         self.phase = Phase::Running;
         (self.counted, self.suspicion) = (false, None);
         self.connected.clear();

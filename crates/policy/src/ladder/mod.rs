@@ -63,6 +63,8 @@ pub struct Policy {
     loaded: BTreeSet<Process>,
     formed_at: u64,
     committed: u64,
+    /// The last step of the state that the run goes on with: below `committed` on the way back from a checkpoint.
+    reached: u64,
     saved: Option<(u64, PathBuf)>,
     progress_at: u64,
     longest_step_ms: u64,
@@ -123,6 +125,7 @@ impl Policy {
             loaded: BTreeSet::new(),
             formed_at: 0,
             committed: start.from.as_ref().map_or(0, |(step, _)| *step),
+            reached: 0,
             saved: start.from,
             progress_at: 0,
             longest_step_ms: 0,
@@ -168,6 +171,11 @@ impl Policy {
     /// The last committed step.
     pub fn committed(&self) -> u64 {
         self.committed
+    }
+
+    /// The last step of the state that the run goes on with.
+    pub fn reached(&self) -> u64 {
+        self.reached
     }
 
     /// True from the last decision on.
@@ -224,6 +232,7 @@ impl Policy {
                     }
                     self.loaded.insert(process);
                     self.committed = self.committed.max(step);
+                    self.reached = self.reached.max(step);
                     self.progress_at = now;
                 }
             }
@@ -289,6 +298,7 @@ impl Policy {
             self.longest_step_ms = self.longest_step_ms.max(now.saturating_sub(self.progress_at));
         }
         self.committed = self.committed.max(step);
+        self.reached = step;
         self.progress_at = now;
         self.replays.retain(|(at, _), _| *at >= step);
     }

@@ -172,6 +172,12 @@ pub(super) fn supervise(guided: Guided, observe: &mut dyn FnMut(&Event)) -> Resu
             agents.slots(wanted.layout.world() + wanted.guard.spares);
             controller.reload(wanted.values.to_toml(), agents, observe);
         }
+        for (intervention, run_toml) in controller.interventions() {
+            folder.intervene(&intervention)?;
+            observe(&Event::Intervention(intervention));
+            wanted = Run::parse(&run_toml, "the run", &[], machine_cores)?;
+            folder.write_run(&wanted)?;
+        }
         if let Some(chance) = &mut chance {
             chance.strike(&controller, agents, observe);
         }

@@ -149,8 +149,8 @@ pub(super) fn earlier(folder: &RunFolder, asked: &Run, cores: usize) -> Result<O
         )));
     }
     let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
-    let since = now.saturating_sub(Duration::from_millis(unix_ms));
-    let began = Instant::now().checked_sub(since).unwrap_or_else(Instant::now);
+    let since = control::journal::since_begin(&entries, unix_ms, now.as_millis() as u64);
+    let began = Instant::now().checked_sub(Duration::from_millis(since)).unwrap_or_else(Instant::now);
     let events = folder.events_of_last_start();
     Ok(Some(Earlier { began, run, from, events }))
 }

@@ -114,6 +114,11 @@ impl RunFolder {
 
     /// That the checkpoint is of the run in all that defines it.
     fn same_run(&self, run: &Run, ours: &str, found: &Checkpoint) -> Result<(), TrainError> {
+        // What is left out later is not in it yet.
+        let skip = |run: &Run| format!("skip = {}\n", run.train.skip);
+        let so_far = run.train.skip.until(found.meta().step);
+        let there = if so_far.is_empty() { String::new() } else { format!("skip = {so_far}\n") };
+        let ours = &ours.replace(&skip(run), &there);
         let differences = differences(&spec::settled(&found.meta().definition), ours);
         if !differences.is_empty() {
             return Err(TrainError::BadInput(format!(

@@ -89,12 +89,14 @@ impl Worker<'_> {
     /// Lives through one world; none: it was interrupted, the agent knows, and another may come.
     fn world(&mut self, assignment: Assignment, ear: &mut Ear) -> Result<Option<Ended>, TrainError> {
         let generation = assignment.generation;
+        let skips = self.spec.run(&assignment.run_toml).is_ok_and(|run| run.guard.skip_batches > 0);
         let ending = match self.steps(assignment, ear) {
             Ok(ended) => return Ok(Some(ended)),
             Err(ending) => ending,
         };
         ear.leave();
-        let Some(cause) = ending.error.cause() else { return Err(ending.error) };
+        let diverged = ending.error.diverged().filter(|_| skips);
+        let Some(cause) = ending.error.cause().or(diverged) else { return Err(ending.error) };
         if let Some(mut remains) = ending.remains {
             if remains.generation == 0 {
                 remains.generation = generation;
