@@ -43,7 +43,7 @@ enum Command {
     Controller(hosts::ControllerArgs),
     /// Run the ranks of this host for a controller.
     Agent(hosts::AgentArgs),
-    /// Change the layout or the recipe of a run at work, at its next step; processes and state stay.
+    /// Change the layout or the recipe of a run at work at its next step, or hand it over to another binary; state stays.
     Reload(reload::Args),
     /// Prove a run's program without running it, and show its schedule.
     Check(check::Args),
@@ -63,6 +63,9 @@ enum Command {
     /// A rank process; started by `train`.
     #[command(name = ::train::launch::wire::RANK_COMMAND, hide = true)]
     Rank,
+    /// What this binary is; asked before a run is handed over to it.
+    #[command(name = ::train::launch::wire::ABOUT_COMMAND, hide = true)]
+    About,
 }
 
 /// A run file with overrides, as every command takes them.
@@ -92,6 +95,12 @@ impl RunArgs {
     }
 }
 
+fn about() -> Result<u8, TrainError> {
+    let text = serde_json::to_string(&::train::launch::reload::about());
+    show::line(&text.map_err(|e| TrainError::Internal(e.to_string()))?);
+    Ok(0)
+}
+
 fn cores() -> usize {
     std::thread::available_parallelism().map_or(1, |n| n.get())
 }
@@ -110,6 +119,7 @@ fn main() -> ExitCode {
         Command::Goodput(args) => goodput::run(&args),
         Command::Diagnose(args) => diagnose::run(&args),
         Command::Doctor(args) => doctor::run(&args),
+        Command::About => about(),
         Command::Rank => {
             // Ctrl-C at a terminal, `timeout` and service managers signal every process of the group; the parent decides.
             for signal in [signal_hook::consts::SIGINT, signal_hook::consts::SIGTERM] {

@@ -1,6 +1,7 @@
 //! Agents: who starts rank processes on a host, relays their words, and notices their ends.
 
 use std::io;
+use std::path::PathBuf;
 use std::sync::mpsc::Receiver;
 
 use fabric::FabricOptions;
@@ -78,6 +79,11 @@ pub trait Agents {
 
     /// The run is over.
     fn end(&mut self, _code: i32, _reason: &str) {}
+
+    /// The program that processes are started from, where this side may change it.
+    fn program(&mut self) -> Option<&mut PathBuf> {
+        None
+    }
 
     /// Starts a process and says hello; what becomes of it comes as news.
     fn spawn(&mut self, host: &str, process: Process, beat_ms: u64, job: &serde_json::Value);

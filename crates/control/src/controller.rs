@@ -273,6 +273,16 @@ impl<'a> Controller<'a> {
         self.feed(Input::Reload { run_toml }, agents, observe);
     }
 
+    /// Processes started from now on are of another program; those of before are replaced.
+    pub fn replace(&mut self, agents: &mut dyn Agents, observe: &mut dyn FnMut(&Event)) {
+        self.feed(Input::Replace, agents, observe);
+    }
+
+    /// How many processes are still of the program before.
+    pub fn replacing(&self) -> usize {
+        self.policy.replacing()
+    }
+
     /// Time passes: who is silent, who is late.
     pub fn tick(&mut self, agents: &mut dyn Agents, observe: &mut dyn FnMut(&Event)) {
         let (now, limit) = (self.now(), self.policy.run().guard.heartbeat_timeout_ms);

@@ -43,6 +43,10 @@ impl Agents for LocalAgent {
         drop(self.tell.send(News::Joined { host: HOST.into(), slots }));
     }
 
+    fn program(&mut self) -> Option<&mut PathBuf> {
+        Some(&mut self.processes.program)
+    }
+
     fn spawn(&mut self, _host: &str, process: Process, beat_ms: u64, job: &serde_json::Value) {
         self.processes.spawn(process, beat_ms, job);
     }

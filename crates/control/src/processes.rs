@@ -42,7 +42,8 @@ struct Running {
 
 /// See the module. They die, too, when the thread that started them ends.
 pub struct Processes {
-    program: PathBuf,
+    /// What new ones are started from.
+    pub(crate) program: PathBuf,
     running: Arc<Mutex<HashMap<Process, Running>>>,
     tell: Sender<News>,
 }

@@ -15,6 +15,23 @@ use crate::fault::Fault;
 /// The hidden command under which the binary is a rank.
 pub const RANK_COMMAND: &str = "__rank";
 
+/// The hidden command under which the binary says what it is ([`About`]), as one line of JSON.
+pub const ABOUT_COMMAND: &str = "__about";
+
+/// Changes whenever these messages, or the job in [`ToRank::Hello`], do: binaries of one number understand each other.
+pub const PROTOCOL: u32 = 1;
+
+/// What a binary says of itself before a run is handed over to it.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct About {
+    /// Its version, for the person.
+    pub version: String,
+    /// [`PROTOCOL`] of it.
+    pub protocol: u32,
+    /// Equal numbers: equal bits.
+    pub numerics_version: u32,
+}
+
 /// From the agent.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub enum ToRank {

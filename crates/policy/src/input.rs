@@ -238,6 +238,8 @@ pub enum Input {
         /// The run file.
         run_toml: String,
     },
+    /// Processes started from now on are of another program: those of before are replaced, one by one.
+    Replace,
     /// Time passes.
     Tick,
 }

@@ -8,7 +8,7 @@
 //!  shrink.rs  which layout fits the processes that are left
 //!  spread.rs  which ranks share a host
 //!  hosts.rs   processes, their hosts, failures in a window
-//!  ladder.rs  the state machine: trouble, settling, forming, running
+//!  ladder/    the state machine: trouble, settling, forming, running, another program (renew)
 //! ```
 //!
 //! The ladder, from the cheapest answer up: replay the step with the same processes; restart a process; a spare in its place;

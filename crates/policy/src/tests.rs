@@ -538,3 +538,36 @@ fn what_was_held_before_a_checkpoint_was_read_is_not_believed() {
     let Origin::Peers { generation, holders, .. } = &third.origin else { panic!("{:?}", third.origin) };
     assert_eq!((*generation, &holders[..]), (2, &[None, Some(1)][..]));
 }
+
+#[test]
+fn another_program_takes_over_one_by_one_and_nothing_counts_as_a_failure() {
+    let mut desk = Desk::running(&["layout.dp=2", "guard.spares=1", "guard.restarts_max=0"], 6);
+    let _ = desk.on(Input::HostJoined { host: "a".into(), slots: 4 });
+    // The spare goes at once; a new one comes, and one more.
+    let out = desk.on(Input::Replace);
+    assert!(out.contains(&Action::Kill { process: Process(2) }), "{out:?}");
+    assert_eq!(spawns(&out), [Process(3), Process(4)]);
+    assert_eq!(desk.generation(), 1);
+    let mut step = 6;
+    for (new, old, stays) in [(3, 0, 1), (4, 1, 3)] {
+        let out = desk.on(Input::Ready { process: Process(new) });
+        let out = if out.is_empty() { desk.on(Input::Step { step: step + 1 }) } else { out };
+        let generation = desk.generation();
+        assert!(out.contains(&Action::Abort { generation }), "{old}: {out:?}");
+        step += 1;
+        // It goes when its last words are heard, not before.
+        assert_eq!(desk.says(old, at(step), Cause::Aborted), []);
+        let out = desk.says(stays, at(step), Cause::Aborted);
+        assert!(out.contains(&Action::Kill { process: Process(old) }), "{old}: {out:?}");
+        assert!(desk.policy.replacing() >= 1);
+        let world = formed(&out);
+        assert_eq!(world.generation, generation + 1);
+        assert_eq!(peers(&world).0, step);
+        assert!(!world.processes.contains(&Process(old)));
+        desk.load(step);
+    }
+    let _ = desk.on(Input::Step { step: step + 1 });
+    assert_eq!((desk.policy.replacing(), desk.policy.recoveries()), (0, 0));
+    let world = desk.policy.world().unwrap();
+    assert!(world.processes.iter().all(|p| p.0 > 2), "{world:?}");
+}

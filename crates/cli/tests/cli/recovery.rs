@@ -116,6 +116,54 @@ fn a_run_changes_its_layout_and_keeps_its_numbers() {
 }
 
 #[test]
+fn a_run_is_handed_over_to_another_binary() {
+    let lab = Lab::new();
+    let (new, old) = (lab.path("lockstep-new"), env!("CARGO_BIN_EXE_lockstep"));
+    std::fs::copy(old, &new).unwrap();
+    let sets = ["train.steps=3000", "layout.dp=2", "layout.pp=2", "layout.zero=1", "guard.spares=1"];
+    let mut run = lab.start_train("out", &[], &sets);
+    run.wait_for_step(5);
+    let refused = |script: &str, word: &str| {
+        let path = lab.path("other");
+        std::fs::write(&path, script).unwrap();
+        std::fs::set_permissions(&path, std::os::unix::fs::PermissionsExt::from_mode(0o755)).unwrap();
+        lab.lockstep(&["reload", "out", "--binary", path.to_str().unwrap()])
+            .expect(2)
+            .says(&["goes on unchanged", word]);
+    };
+    refused("#!/bin/sh\necho hello\n", "does not say what it is");
+    refused("#!/bin/sh\necho '{\"version\":\"9\",\"protocol\":1,\"numerics_version\":999}'\n", "numerics version 999");
+    refused("#!/bin/sh\necho '{\"version\":\"9\",\"protocol\":77,\"numerics_version\":1}'\n", "protocol 77");
+    lab.lockstep(&["reload", "out", "--binary", "nowhere"]).expect(2).says(&["nowhere"]);
+    lab.lockstep(&["reload", "out", "--binary", new.to_str().unwrap()]).expect(0);
+    run.wait_for(|line| line.contains("all rank processes are of"));
+    let log = std::fs::read_to_string(lab.path("out/events.jsonl")).unwrap();
+    let events: Vec<_> = log.lines().filter_map(|line| events::Event::from_line(line).ok()).collect();
+    let mut pids = [0; 4];
+    for event in &events {
+        if let events::Event::RankStarted { rank, pid } = event {
+            pids[*rank] = *pid;
+        }
+    }
+    for pid in pids {
+        let exe = std::fs::read_link(format!("/proc/{pid}/exe")).unwrap();
+        assert_eq!(exe, new.canonicalize().unwrap(), "process {pid}");
+    }
+    let out = run.end().expect(0);
+    assert_eq!(out.digest(), Lab::new().train("out", &[], &["train.steps=3000"]).expect(0).digest());
+    // No step was lost, none was done twice, and no failure is counted.
+    let steps: Vec<u64> = std::fs::read_to_string(lab.path("out/events.jsonl"))
+        .unwrap()
+        .lines()
+        .filter_map(
+            |line| if let Ok(events::Event::Step(s)) = events::Event::from_line(line) { Some(s.step) } else { None },
+        )
+        .collect();
+    assert_eq!(steps, (1..=3000).collect::<Vec<_>>());
+    assert!(!out.stdout.contains("trouble"), "{out}");
+}
+
+#[test]
 fn a_changed_learning_rate_is_an_intervention() {
     let lab = Lab::new();
     let mut run = lab.start_train("out", &[], &["train.steps=400", "layout.dp=2"]);

@@ -29,6 +29,7 @@ impl Policy {
             Phase::Forming => self.form(now),
             Phase::Settling(_) => self.fill(now),
             Phase::Running => {
+                self.renew(now);
                 self.fill(now);
                 self.grow(now);
             }
@@ -89,6 +90,7 @@ impl Policy {
             Next::Saved => world.generation + 1,
         };
         self.past = self.past.split_off(&from);
+        self.let_go();
     }
 
     /// A step came to no number, for every rank alike: the batches up to its own are left out, from the newest checkpoint on, if
@@ -168,7 +170,8 @@ impl Policy {
         if self.world.is_none() && self.hosts.open() < self.first_hosts {
             return;
         }
-        let need = self.wanted.layout.world() + self.guard.spares;
+        // One more, so that a process of the new program is ready before one of the old leaves.
+        let need = self.wanted.layout.world() + self.guard.spares + usize::from(!self.old.is_empty());
         while self.hosts.alive() < need {
             let Some((process, host)) = self.hosts.place(now) else { return };
             self.act(Action::Spawn { process, host }, "a place is empty");

@@ -2,6 +2,7 @@
 
 mod form;
 mod hang;
+mod renew;
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::path::PathBuf;
@@ -83,6 +84,12 @@ pub struct Policy {
     stopping: bool,
     /// Hosts that are waited for before the first process is started.
     first_hosts: usize,
+    /// Processes of the program before, still to be replaced.
+    old: BTreeSet<Process>,
+    /// The last step of the state when the last of them was to be.
+    renewed_at: u64,
+    /// Which of them goes when it has said its last words in the world that ends.
+    leaving: Option<Process>,
     out: Vec<Decision>,
 }
 
@@ -138,6 +145,9 @@ impl Policy {
             suspicion: None,
             stopping: false,
             first_hosts: 1,
+            old: BTreeSet::new(),
+            renewed_at: 0,
+            leaving: None,
             out: Vec::new(),
         }
     }
@@ -176,6 +186,13 @@ impl Policy {
     /// The last step of the state that the run goes on with.
     pub fn reached(&self) -> u64 {
         self.reached
+    }
+
+    /// How many processes are still of the program before ([`Input::Replace`]).
+    /// The last one counts until a step was committed with the one in its place.
+    pub fn replacing(&self) -> usize {
+        let last = self.renewed_at > 0 && self.reached <= self.renewed_at;
+        self.old.len().max(usize::from(last))
     }
 
     /// True from the last decision on.
@@ -254,6 +271,7 @@ impl Policy {
                 }
             }
             Input::Reload { run_toml } => self.reload(now, &run_toml),
+            Input::Replace => self.replace(),
             Input::Tick => self.tick(now),
         }
     }

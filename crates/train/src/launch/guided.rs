@@ -137,6 +137,8 @@ pub(super) fn supervise(guided: Guided, observe: &mut dyn FnMut(&Event)) -> Resu
     let mut wanted = if earlier.is_some() { folder.read_run(machine_cores)? } else { run.clone() };
     // A change whose first world is not formed yet: that of which generation, and what it changes.
     let mut changed: Option<(u64, Vec<String>)> = None;
+    // The program that takes over, until it has.
+    let mut handed: Option<PathBuf> = None;
     let end = loop {
         let news = agents.news().recv_timeout(POLL);
         if let Some(lease) = &mut lease {
@@ -165,12 +167,28 @@ pub(super) fn supervise(guided: Guided, observe: &mut dyn FnMut(&Event)) -> Resu
             }
             folder.write_run(&wanted)?;
         }
-        if let Some(Change { run, recipe }) = desk.look(&wanted) {
-            observe(&Event::Notice { text: format!("the run is changed on request: {}", run.layout) });
-            changed = Some((controller.generation(), recipe));
+        if let Some(Change { run, recipe, keys, binary }) = desk.look(&wanted, &StateLaws, agents.program().is_some()) {
             wanted = run;
-            agents.slots(wanted.layout.world() + wanted.guard.spares);
-            controller.reload(wanted.values.to_toml(), agents, observe);
+            // One more than places: while processes are replaced, the new one is there before the old one goes.
+            agents.slots(wanted.layout.world() + wanted.guard.spares + 1);
+            if keys {
+                observe(&Event::Notice { text: format!("the run is changed on request: {}", wanted.layout) });
+                changed = Some((controller.generation(), recipe));
+                controller.reload(wanted.values.to_toml(), agents, observe);
+            }
+            if let Some(binary) = binary {
+                observe(&Event::Notice {
+                    text: format!("rank processes go over to {} on request, one by one", binary.display()),
+                });
+                if let Some(program) = agents.program() {
+                    program.clone_from(&binary);
+                }
+                controller.replace(agents, observe);
+                handed = Some(binary);
+            }
+        }
+        if let Some(binary) = handed.take_if(|_| controller.replacing() == 0) {
+            observe(&Event::Notice { text: format!("all rank processes are of {} now", binary.display()) });
         }
         for (intervention, run_toml) in controller.interventions() {
             folder.intervene(&intervention)?;

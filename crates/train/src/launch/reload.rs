@@ -1,10 +1,16 @@
 //! Changing a run while it is at work: a request in its folder, taken between two looks at the ranks.
+//!
+//! Another binary is asked what it is by who makes the request, before the run hears of it; the run compares that with itself.
 
 use std::fs::{self, File};
-use std::io::Write;
+use std::io::{Read, Write};
 use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
+use control::wire::{ABOUT_COMMAND, About, PROTOCOL};
+use kernels::NUMERICS_VERSION;
+use policy::Laws;
 use serde::{Deserialize, Serialize};
 use spec::{Run, Transport};
 
@@ -20,6 +26,8 @@ const REQUEST: &str = "reload.request";
 const ANSWER: &str = "reload.answer";
 /// How long the run may take to answer.
 const PATIENCE: Duration = Duration::from_secs(60);
+/// How long a binary may take to say what it is.
+const ABOUT_LIMIT: Duration = Duration::from_secs(10);
 /// How often the answer is looked for.
 const LOOK: Duration = Duration::from_millis(20);
 
@@ -27,6 +35,78 @@ const LOOK: Duration = Duration::from_millis(20);
 struct Request {
     id: u64,
     sets: Vec<String>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    binary: Option<Binary>,
+}
+
+/// Another binary, and what it says of itself.
+#[derive(Clone, Serialize, Deserialize)]
+struct Binary {
+    path: PathBuf,
+    about: About,
+}
+
+/// What this binary is.
+pub fn about() -> About {
+    About { version: env!("CARGO_PKG_VERSION").into(), protocol: PROTOCOL, numerics_version: NUMERICS_VERSION }
+}
+
+/// Asks the binary at `path` what it is.
+fn ask(path: &Path) -> Result<Binary, TrainError> {
+    let shown = path.display();
+    let refused = |why: String| {
+        TrainError::BadInput(format!(
+            "{shown} is no lockstep that a run can be handed over to: {why}; the run goes on unchanged"
+        ))
+    };
+    let path = path.canonicalize().map_err(|e| refused(e.to_string()))?;
+    let mut command = Command::new(&path);
+    let asked = command.arg(ABOUT_COMMAND).stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::null()).spawn();
+    let mut child = asked.map_err(|e| refused(format!("it cannot be started: {e}")))?;
+    let until = Instant::now() + ABOUT_LIMIT;
+    loop {
+        match child.try_wait() {
+            Ok(Some(_)) => break,
+            Ok(None) if Instant::now() < until => std::thread::sleep(LOOK),
+            Ok(None) | Err(_) => {
+                let _ = child.kill();
+                let _ = child.wait();
+                return Err(refused(format!("it did not say what it is within {} s", ABOUT_LIMIT.as_secs())));
+            }
+        }
+    }
+    let mut text = String::new();
+    // What it says fits into the pipe; more than that is no answer.
+    let read = child.stdout.take().map(|out| out.take(4096).read_to_string(&mut text));
+    let about = read.and_then(Result::ok).and_then(|_| serde_json::from_str(&text).ok());
+    Ok(Binary { path, about: about.ok_or_else(|| refused("it does not say what it is".into()))? })
+}
+
+/// That `run`, which may not lose any of its ranks' state, can go over to `binary`.
+fn fits(binary: &Binary, run: &Run, laws: &dyn Laws) -> Result<(), TrainError> {
+    let (new, own, shown) = (&binary.about, about(), binary.path.display());
+    if new.numerics_version != own.numerics_version {
+        return Err(TrainError::BadInput(format!(
+            "{shown} has numerics version {}, this run {}: its bits would differ; stop the run and resume it with that binary",
+            new.numerics_version, own.numerics_version
+        )));
+    }
+    if new.protocol != own.protocol {
+        return Err(TrainError::BadInput(format!(
+            "{shown} (version {}) has protocol {}, this run {}: they do not understand each other; stop the run and resume it with that binary",
+            new.version, new.protocol, own.protocol
+        )));
+    }
+    let world = run.layout.world();
+    let alone =
+        (0..world).find(|gone| !laws.covers(run, &(0..world).map(|rank| rank != *gone).collect::<Vec<_>>(), run));
+    match alone {
+        Some(rank) => Err(TrainError::BadInput(format!(
+            "ranks are replaced one by one, and state of rank {rank} has no other holder under {}; set layout.mirror=true first",
+            run.layout
+        ))),
+        None => Ok(()),
+    }
 }
 
 #[derive(Serialize, Deserialize)]
@@ -36,21 +116,22 @@ struct Answer {
     text: String,
 }
 
-/// Asks the run at work in `folder` to go on under `sets` (`key=value`); what it answered.
+/// Asks the run at work in `folder` to go on under `sets` (`key=value`), with rank processes of `binary`; what it answered.
 ///
 /// # Errors
 /// If no run is at work there, or it refuses; then it goes on unchanged.
-pub fn request(folder: &Path, sets: &[String]) -> Result<String, TrainError> {
+pub fn request(folder: &Path, sets: &[String], binary: Option<&Path>) -> Result<String, TrainError> {
     let shown = folder.display();
     if RunFolder::new(folder).lock_if_there().is_ok() {
         return Err(TrainError::BadInput(format!(
             "no run is at work in {shown}; `lockstep train --resume` starts one under another layout"
         )));
     }
+    let binary = binary.map(ask).transpose()?;
     let (path, io) =
         (folder.join(REQUEST), |source| TrainError::Io { what: "cannot write", path: folder.join(REQUEST), source });
     let id = std::process::id().into();
-    let text = serde_json::to_string(&Request { id, sets: sets.to_vec() }).unwrap_or_default();
+    let text = serde_json::to_string(&Request { id, sets: sets.to_vec(), binary }).unwrap_or_default();
     write_whole(&path, &text).map_err(io)?;
     let deadline = Instant::now() + PATIENCE;
     while Instant::now() < deadline {
@@ -88,6 +169,10 @@ pub(super) struct Change {
     pub run: Run,
     /// What it changes of the recipe, as `key=value`; empty: no bit.
     pub recipe: Vec<String>,
+    /// Keys are changed.
+    pub keys: bool,
+    /// The program of rank processes from now on, if it is another one.
+    pub binary: Option<PathBuf>,
 }
 
 impl Desk {
@@ -96,17 +181,37 @@ impl Desk {
     }
 
     /// The change that somebody asks for, if it can be made to `run`; otherwise they are told why not.
-    pub fn look(&self, run: &Run) -> Option<Change> {
+    ///
+    /// `local`: the processes are of this machine, and can be of another binary.
+    pub fn look(&self, run: &Run, laws: &dyn Laws, local: bool) -> Option<Change> {
         let path = self.folder.join(REQUEST);
         let text = fs::read_to_string(&path).ok()?;
         let _ = fs::remove_file(&path);
         let request: Request = serde_json::from_str(&text).ok()?;
-        let changed = change(run, &request.sets, self.cores);
+        let binary = request.binary.as_ref();
+        let changed = change(run, &request.sets, self.cores).and_then(|mut change| {
+            if binary.is_some() && !local {
+                let why =
+                    "the agents of several hosts start their own binary; stop the run, change it there and start again";
+                return Err(TrainError::BadInput(why.into()));
+            }
+            binary.map_or(Ok(()), |binary| fits(binary, &change.run, laws))?;
+            change.binary = binary.map(|binary| binary.path.clone());
+            Ok(change)
+        });
         let answer = match &changed {
             Ok(change) => Answer {
                 id: request.id,
                 refused: None,
-                text: format!("from the next step on: {} | {}", request.sets.join(" "), change.run.layout),
+                text: match &change.binary {
+                    None => format!("from the next step on: {} | {}", request.sets.join(" "), change.run.layout),
+                    Some(binary) => format!(
+                        "from the next step on: {} | {} | rank processes go over to {} one by one",
+                        request.sets.join(" "),
+                        change.run.layout,
+                        binary.display()
+                    ),
+                },
             },
             Err(e) => Answer { id: request.id, refused: Some(e.to_string()), text: String::new() },
         };
@@ -130,7 +235,7 @@ fn change(run: &Run, sets: &[String], cores: usize) -> Result<Change, TrainError
     }
     prove(&changed)?;
     let recipe = sets.iter().filter(|set| !free(&key(set))).cloned().collect();
-    Ok(Change { run: changed, recipe })
+    Ok(Change { run: changed, recipe, keys: !sets.is_empty(), binary: None })
 }
 
 #[cfg(test)]

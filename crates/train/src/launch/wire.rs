@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 
 use control::fault::Fault;
-pub use control::wire::RANK_COMMAND;
+pub use control::wire::{ABOUT_COMMAND, RANK_COMMAND};
 use serde::{Deserialize, Serialize};
 use spec::Run;
 
