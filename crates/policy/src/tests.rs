@@ -547,12 +547,12 @@ fn another_program_takes_over_one_by_one_and_nothing_counts_as_a_failure() {
     let out = desk.on(Input::Replace);
     assert!(out.contains(&Action::Kill { process: Process(2) }), "{out:?}");
     assert_eq!(spawns(&out), [Process(3), Process(4)]);
-    assert_eq!(desk.generation(), 1);
+    assert_eq!(desk.policy.world().unwrap().generation, 1);
     let mut step = 6;
     for (new, old, stays) in [(3, 0, 1), (4, 1, 3)] {
         let out = desk.on(Input::Ready { process: Process(new) });
         let out = if out.is_empty() { desk.on(Input::Step { step: step + 1 }) } else { out };
-        let generation = desk.generation();
+        let generation = desk.policy.world().unwrap().generation;
         assert!(out.contains(&Action::Abort { generation }), "{old}: {out:?}");
         step += 1;
         // It goes when its last words are heard, not before.
