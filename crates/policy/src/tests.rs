@@ -206,10 +206,10 @@ fn where_batches_may_be_left_out_the_run_goes_back_and_on_without_them() {
     let world = formed(&out);
     assert_eq!(world.origin, Origin::Disk("c/step-4".into()));
     assert!(world.run_toml.contains("skip = [\"5+4\"]"), "{}", world.run_toml);
-    // Nothing that is lost on the way back was committed by this state.
+    // Steps are counted from the checkpoint again.
     desk.load(4);
     desk.on(Input::Step { step: 5 });
-    assert_eq!((desk.policy.reached(), desk.policy.committed()), (5, 6));
+    assert_eq!((desk.policy.reached(), desk.policy.committed()), (5, 5));
 }
 
 #[test]
@@ -570,4 +570,23 @@ fn another_program_takes_over_one_by_one_and_nothing_counts_as_a_failure() {
     assert_eq!((desk.policy.replacing(), desk.policy.recoveries()), (0, 0));
     let world = desk.policy.world().unwrap();
     assert!(world.processes.iter().all(|p| p.0 > 2), "{world:?}");
+}
+
+#[test]
+fn the_only_holder_stays_although_its_program_is_replaced_until_a_step_was_mirrored() {
+    let mut desk = Desk::running(&["layout.dp=2", "guard.spares=1"], 6);
+    let _ = desk.on(Input::HostJoined { host: "a".into(), slots: 4 });
+    let _ = desk.on(Input::Replace);
+    assert!(desk.on(Input::Ready { process: Process(3) }).contains(&Action::Abort { generation: 1 }));
+    // The one that was to stay dies, so 0 alone has the state.
+    let mut out = desk.exits(1);
+    out.extend(desk.says(0, at(6), Cause::Aborted));
+    out.extend(desk.on(Input::Ready { process: Process(4) }));
+    assert!(!out.contains(&Action::Kill { process: Process(0) }), "{out:?}");
+    let world = formed(&out);
+    assert_eq!(peers(&world), (6, vec![Some(0), None]));
+    desk.load(6);
+    assert_eq!(desk.on(Input::Tick), []);
+    assert_eq!(desk.policy.world().unwrap().generation, 2);
+    assert!(desk.on(Input::Step { step: 7 }).contains(&Action::Abort { generation: 2 }));
 }
