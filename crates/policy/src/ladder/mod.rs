@@ -9,7 +9,7 @@ use std::path::PathBuf;
 
 use spec::{Guard, Run};
 
-use crate::action::{Action, Decision, Origin, Trouble, World};
+use crate::action::{Action, Decision, Trouble, World};
 use crate::hosts::{Doing, Hosts};
 use crate::input::{Cause, Held, Input, Process};
 use crate::shrink::Laws;
@@ -242,11 +242,6 @@ impl Policy {
             }
             Input::Loaded { process, generation, step } => {
                 if self.is_now(generation) {
-                    // What nobody held any more was committed in vain; steps are counted from the checkpoint again.
-                    let saved = self.world().is_some_and(|world| !matches!(world.origin, Origin::Peers { .. }));
-                    if saved && self.loaded.is_empty() {
-                        self.committed = step;
-                    }
                     self.loaded.insert(process);
                     self.committed = self.committed.max(step);
                     self.reached = self.reached.max(step);
