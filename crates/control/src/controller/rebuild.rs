@@ -1,0 +1,136 @@
+//! Going on where another controller was: by its journal, and with agents that were at work meanwhile.
+
+use events::Event;
+use policy::{Action, Decision, Input, Process};
+
+use super::{Config, Controller, End, Trade};
+use crate::agent::Agents;
+use crate::journal::{Entry, Journal};
+use crate::repair::Repairs;
+use crate::wire::ToRank;
+
+impl<'a> Controller<'a> {
+    /// Goes on where another controller was, by its journal; `repairs` is what it had seen of recoveries, if it still tells.
+    ///
+    /// # Errors
+    /// If the journal cannot be read.
+    pub fn rebuild(config: &'a Config, trade: &'a dyn Trade, repairs: Option<Repairs>) -> std::io::Result<Self> {
+        let mut controller = Self::empty(config, trade)?;
+        controller.rebuilt = true;
+        let told = repairs.is_some();
+        controller.repairs = repairs.unwrap_or_default();
+        let now = controller.now();
+        for entry in Journal::read(&config.journal)? {
+            match entry {
+                Entry::Input { at, input } => {
+                    if let Input::Ready { process } | Input::Loaded { process, .. } = &input {
+                        controller.signs.expect(*process, now);
+                    }
+                    match &input {
+                        Input::HostLost { host, .. } => controller.host_is_away(host),
+                        Input::Exited { process, .. }
+                        | Input::Done { process }
+                        | Input::Failed { process, .. }
+                        | Input::SpawnFailed { process, .. }
+                        | Input::Silent { process, .. } => controller.signs.forget(*process),
+                        Input::Step { step } if !told => drop(controller.repairs.step(*step, at as f64 / 1000.0)),
+                        _ => {}
+                    }
+                    for Decision { action, .. } in controller.policy.on(at, input) {
+                        match action {
+                            Action::Kill { process } => {
+                                controller.signs.forget(process);
+                                controller.sent_away.insert(process);
+                            }
+                            Action::Spawn { process, host } => {
+                                controller.signs.expect(process, now);
+                                controller.hosts.insert(process, host);
+                            }
+                            Action::Form(_) => controller.addresses.clear(),
+                            Action::Tell(trouble) if !told => {
+                                let _ = controller.repairs.trouble(&trouble, at as f64 / 1000.0, None);
+                            }
+                            Action::Stop { code } => {
+                                let reason = "the run has ended".into();
+                                controller.end = Some(End { code, reason, done: None });
+                            }
+                            _ => {}
+                        }
+                    }
+                }
+                Entry::Listening { process, address, .. } => drop(controller.addresses.insert(process, address)),
+                Entry::Fired { fault, at } => {
+                    controller.faults.retain(|f| *f != fault);
+                    if !told {
+                        controller.repairs.fired(fault, at as f64 / 1000.0);
+                    }
+                }
+                Entry::Missed { fault } => controller.faults.retain(|f| *f != fault),
+                Entry::Begin { faults, .. } => controller.faults = faults,
+                Entry::Mark { host, session, seq } => drop(controller.marks.insert(host, (session, seq))),
+                Entry::Decision { .. } => {}
+            }
+        }
+        Ok(controller)
+    }
+
+    /// An agent is here (again): what it runs and what it should run are brought together. It ignores what it was told before.
+    pub(super) fn present(
+        &mut self,
+        host: &str,
+        started: &[Process],
+        running: &[Process],
+        agents: &mut dyn Agents,
+        observe: &mut dyn FnMut(&Event),
+    ) {
+        let now = self.now();
+        for process in running {
+            if self.sent_away.contains(process) || !self.hosts.contains_key(process) {
+                agents.kill(*process);
+            } else if self.signs.is_expected(*process) {
+                self.signs.heard(*process, now);
+            }
+        }
+        if !self.rebuilt {
+            return;
+        }
+        let here = |p: &Process| self.hosts.get(p).is_some_and(|at| at == host) && !self.sent_away.contains(p);
+        let mut expected: Vec<_> = self.signs.expected().filter(here).collect();
+        expected.sort();
+        for process in expected {
+            if !started.contains(&process) {
+                // Its order was on the way when the controller before died.
+                self.signs.expect(process, now);
+                agents.spawn(host, process, self.policy.run().guard.beat_ms, &self.config.job);
+            }
+        }
+        if let Some(world) = self.policy.world().cloned() {
+            let mine: Vec<_> = world.processes.iter().copied().filter(here).collect();
+            match self.assignments(&world, &mine, agents) {
+                Ok(words) => words.iter().for_each(|(p, word)| agents.say(*p, word)),
+                Err(e) => observe(&Event::Notice { text: format!("host {host} cannot be told of its world: {e}") }),
+            }
+            let generation = world.generation;
+            if let Some(addresses) = self.all_addresses() {
+                let word = ToRank::Addresses { generation, addresses };
+                mine.iter().for_each(|p| agents.say(*p, &word));
+            }
+            if self.policy.settling() {
+                let word = ToRank::Abort { generation, reason: "this world was ended".into() };
+                mine.iter().for_each(|p| agents.say(*p, &word));
+            }
+            if self.policy.stopping() {
+                mine.iter().for_each(|p| agents.say(*p, &ToRank::Stop));
+            }
+        }
+    }
+
+    /// Its processes are given up: their words count no more.
+    pub(super) fn host_is_away(&mut self, host: &str) {
+        let there = self.hosts.iter().filter(|(_, at)| *at == host).map(|(process, _)| *process);
+        for process in there {
+            self.signs.forget(process);
+            self.sent_away.insert(process);
+        }
+    }
+}
