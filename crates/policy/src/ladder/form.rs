@@ -151,9 +151,7 @@ impl Policy {
         let Some((rank, _)) = suspects.into_iter().max_by_key(|(rank, n)| (*n, std::cmp::Reverse(*rank))) else {
             return;
         };
-        let times = self.replays.entry((self.committed + 1, format!("rank {rank}"))).or_default();
-        *times += 1;
-        let times = *times;
+        let times = self.times(format!("rank {rank}"));
         if times > REPLAYS_MAX {
             let process = members[rank as usize];
             let reason =

@@ -21,7 +21,8 @@ const SETTLE_MS: u64 = 3_000;
 /// A step may fail so often in the same way before the run ends.
 const SAME_MAX: usize = 3;
 
-/// Where the first world starts.#[derive(Debug, Clone, PartialEq)]
+/// Where the first world starts.
+#[derive(Debug, Clone, PartialEq)]
 pub struct Start {
     /// The run as the person asked for it.
     pub run: Run,
@@ -333,7 +334,7 @@ impl Policy {
             };
             return self.stop(BUDGET_SPENT, format!("{who}{detail}; {budget}"));
         }
-        let (again, times) = (self.committed + 1, self.times(kind, rank));
+        let (again, times) = (self.committed + 1, self.times(format!("{kind} {rank:?}")));
         if times > SAME_MAX {
             let text = format!(
                 "the same failure at the same step: step {again} failed {times} times by the same ({kind}): {detail}; what does \
@@ -347,8 +348,8 @@ impl Policy {
     }
 
     /// How often the step under way has failed like this, this time included.
-    fn times(&mut self, kind: &str, rank: Option<u32>) -> usize {
-        let times = self.replays.entry((self.committed + 1, format!("{kind} {rank:?}"))).or_default();
+    fn times(&mut self, how: String) -> usize {
+        let times = self.replays.entry((self.committed + 1, how)).or_default();
         *times += 1;
         *times
     }
