@@ -31,6 +31,9 @@ pub struct Lease {
     pub boot: String,
     /// Renewals.
     pub count: u64,
+    /// Its holder gave it back: nobody waits for it.
+    #[serde(default)]
+    pub free: bool,
 }
 
 /// What is to be done about a lease.
@@ -46,7 +49,7 @@ pub enum Verdict {
 pub fn judge(seen: Option<&Lease>, unchanged: Duration, boot: &str) -> Verdict {
     match seen {
         None => Verdict::Take(1),
-        Some(lease) if lease.boot == boot || unchanged >= TERM => Verdict::Take(lease.epoch + 1),
+        Some(lease) if lease.free || lease.boot == boot || unchanged >= TERM => Verdict::Take(lease.epoch + 1),
         Some(_) => Verdict::Wait,
     }
 }
@@ -71,7 +74,7 @@ impl Holding {
         loop {
             if let Verdict::Take(epoch) = judge(seen.as_ref(), since.elapsed(), &boot) {
                 let nonce = token()?[..8].iter().map(|byte| format!("{byte:02x}")).collect();
-                let lease = Lease { epoch, holder: holder.into(), nonce, boot: boot.clone(), count: 0 };
+                let lease = Lease { epoch, holder: holder.into(), nonce, boot: boot.clone(), count: 0, free: false };
                 let mut holding = Self { path: path.into(), lease, renewed: Instant::now() };
                 holding.write()?;
                 // Another one may have taken it in the same moment: the last one has it.
@@ -127,9 +130,10 @@ impl Holding {
     }
 
     /// Gives it back: the next controller need not wait.
-    pub fn give_back(self) {
+    pub fn give_back(mut self) {
         if read(&self.path).is_ok_and(|lease| lease.is_some_and(|lease| lease.nonce == self.lease.nonce)) {
-            let _ = fs::write(&self.path, text(&Lease { boot: boot(), holder: "nobody".into(), ..self.lease }));
+            self.lease.free = true;
+            let _ = self.write();
         }
     }
 
@@ -167,7 +171,7 @@ mod tests {
     use super::*;
 
     fn lease(boot: &str) -> Lease {
-        Lease { epoch: 4, holder: "h".into(), nonce: "n".into(), boot: boot.into(), count: 9 }
+        Lease { epoch: 4, holder: "h".into(), nonce: "n".into(), boot: boot.into(), count: 9, free: false }
     }
 
     #[test]
@@ -177,6 +181,8 @@ mod tests {
         assert_eq!(judge(Some(&lease("there")), TERM, "here"), Verdict::Take(5));
         // The folder's lock is held: its holder on this machine is gone.
         assert_eq!(judge(Some(&lease("here")), Duration::ZERO, "here"), Verdict::Take(5));
+        let free = Lease { free: true, ..lease("there") };
+        assert_eq!(judge(Some(&free), Duration::ZERO, "here"), Verdict::Take(5));
     }
 
     #[test]
@@ -193,6 +199,10 @@ mod tests {
         first.give_back();
         assert_eq!(read(&path).unwrap().unwrap().holder, "two");
         second.give_back();
+        let given = read(&path).unwrap().unwrap();
+        assert!(given.free);
+        // As another machine's controller finds it.
+        fs::write(&path, text(&Lease { boot: "there".into(), ..given })).unwrap();
         assert_eq!(Holding::take(&path, "three", &mut |_| false).unwrap().epoch(), 3);
     }
 
