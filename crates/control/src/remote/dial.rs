@@ -9,15 +9,13 @@ use std::time::Duration;
 
 use super::frame::{Opener, Sealer};
 use super::handshake::{CHALLENGE, Guest, Key, Refusal, VERDICT};
-use super::{ToAgent, WORD_MAX};
+use super::{ToAgent, WAITING_MAX, WORD_MAX};
 use crate::agent::token;
 
 /// How long a call may take until both know each other.
 const CALL: Duration = Duration::from_secs(3);
 /// Pauses between two calls: from the first to the last, doubled each time.
 const PAUSE: (Duration, Duration) = (Duration::from_millis(50), Duration::from_millis(500));
-/// Words that may wait for a link that takes none.
-const WAITING_MAX: usize = 4096;
 
 /// A link that came up.
 pub(super) struct Up {

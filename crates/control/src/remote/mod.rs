@@ -34,6 +34,8 @@ use crate::wire::ToRank;
 pub const VERSION: u32 = 1;
 /// Bytes of one word at most.
 pub const WORD_MAX: usize = 16 << 20;
+/// Words that may wait for a link that takes none.
+const WAITING_MAX: usize = 4096;
 
 /// The agent's first word after the handshake.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]

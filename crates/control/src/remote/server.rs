@@ -2,7 +2,7 @@
 
 use std::collections::{BTreeMap, HashMap};
 use std::io::{self, Read, Write};
-use std::net::{IpAddr, SocketAddr, TcpListener, TcpStream};
+use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::mpsc::{Receiver, Sender, channel, sync_channel};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -14,7 +14,7 @@ use policy::Process;
 use super::frame::{Opener, Sealer};
 use super::handshake::{self, ANSWER, Key, LinkKeys};
 use super::host::{Host, Link};
-use super::{FromAgent, Here, Order, ToAgent, WORD_MAX};
+use super::{FromAgent, Here, Order, ToAgent, WAITING_MAX, WORD_MAX};
 use crate::agent::{Agents, Heard, News, token};
 use crate::wire::{FabricSpec, FromRank, ToRank};
 
@@ -22,8 +22,6 @@ use crate::wire::{FabricSpec, FromRank, ToRank};
 const HELLO: Duration = Duration::from_secs(3);
 /// Callers that may be introducing themselves at once; more are turned away.
 const CALLERS_MAX: usize = 64;
-/// Words that may wait for a link that takes none.
-const WAITING_MAX: usize = 4096;
 /// A host's name is at most so long.
 const NAME_MAX: usize = 128;
 /// Callers that were turned away and told of one by one; then only every power of two.
@@ -452,17 +450,13 @@ fn refusal(state: &State, here: &Here, silence: Duration) -> Option<String> {
     }
     let others = state.hosts.iter().filter(|(other, host)| *other != name && host.link.is_some());
     let other = |(other, host): (&String, &Host)| (other.clone(), host.address);
-    let apart = others.map(other).find(|(_, address)| address.is_loopback() != loopback(here.address));
+    let apart = others.map(other).find(|(_, address)| address.is_loopback() != here.address.is_loopback());
     apart.map(|(other, address)| {
         format!(
             "ranks of host {name} would listen at {} and those of host {other} at {address}, and could not reach each other; start the agent of the one on loopback with --address",
             here.address
         )
     })
-}
-
-fn loopback(address: IpAddr) -> bool {
-    address.is_loopback()
 }
 
 /// Reads until a point in time, not for a time after each byte.
