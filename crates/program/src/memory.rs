@@ -108,10 +108,13 @@ fn peers(layout: &Layout, rank: usize) -> u64 {
 fn resident(moments: &[u64], layout: &Layout) -> u64 {
     match layout.offload {
         Offload::None => moments.iter().sum(),
-        Offload::Optimizer => {
-            moments.windows(2).map(|pair| pair[0] + pair[1]).chain(moments.first().copied()).max().unwrap_or(0)
-        }
+        Offload::Optimizer => two_neighbours(moments),
     }
+}
+
+/// The most that two neighbouring buckets take: one is in use, the next one is on its way.
+pub(crate) fn two_neighbours(buckets: &[u64]) -> u64 {
+    buckets.windows(2).map(|pair| pair[0] + pair[1]).chain(buckets.first().copied()).max().unwrap_or(0)
 }
 
 /// The stream and its gradient, local and whole, what attention and feed-forward use beside what they keep, and a block of

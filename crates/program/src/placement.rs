@@ -9,6 +9,7 @@ use spec::{Class, Grid, Layout, Model, Offload, Recompute};
 use crate::buckets::ChunkPlan;
 use crate::check::Report;
 use crate::instr::Value;
+use crate::memory::two_neighbours;
 use crate::state::chunk_tensors;
 
 /// A state of training.
@@ -94,11 +95,11 @@ fn in_use(model: &Model, grid: &Grid, layout: &Layout) -> u64 {
         let plan = ChunkPlan::new(model, grid, layout, chunk, layout.coords(0));
         for holder in 0..layout.holders() {
             let at = layout.holders_of(Class::Common).nth(layout.coords(0), holder);
-            let owned: Vec<_> = plan.buckets.iter().filter(|b| b.parameters).map(|b| b.owned(at).len()).collect();
-            most = owned.windows(2).map(|pair| pair[0] + pair[1]).chain(owned.first().copied()).fold(most, usize::max);
+            let owned = plan.buckets.iter().filter(|b| b.parameters).map(|b| b.owned(at).len() as u64);
+            most = most.max(two_neighbours(&owned.collect::<Vec<_>>()));
         }
     }
-    most as u64
+    most
 }
 
 fn bytes(state: State, model: &Model, grid: &Grid, layout: &Layout, report: &Report) -> u64 {

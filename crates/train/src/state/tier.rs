@@ -4,11 +4,10 @@
 //! asked for ahead of their use ([`Tier::want`]) and leave it after ([`Tier::release`]); what was written stays in the
 //! system's cache until it is on the disk.
 
-use std::fs::{self, OpenOptions};
+use std::fs::{self, File, OpenOptions};
 use std::io;
 use std::ops::{Deref, DerefMut};
 use std::path::Path;
-use std::sync::atomic::{AtomicU64, Ordering};
 
 use memmap2::{Advice, MmapMut, MmapOptions, UncheckedAdvice};
 use rustix::fs::{FallocateFlags, fallocate};
@@ -29,9 +28,6 @@ pub struct Mapped {
     len: usize,
 }
 
-/// Tells files of one process apart.
-static NUMBER: AtomicU64 = AtomicU64::new(0);
-
 impl Tier {
     /// `len` zeros in memory.
     pub fn zeros(len: usize) -> Self {
@@ -46,10 +42,7 @@ impl Tier {
         if len == 0 {
             return Ok(Self::zeros(0));
         }
-        let number = NUMBER.fetch_add(1, Ordering::Relaxed);
-        let path = folder.join(format!(".offload-{}-{number}", std::process::id()));
-        let file = OpenOptions::new().read(true).write(true).create_new(true).open(&path)?;
-        fs::remove_file(&path)?;
+        let file = nameless(folder)?;
         let bytes = len * size_of::<f32>();
         // A hole that finds no space when it is written to would end the process.
         fallocate(&file, FallocateFlags::empty(), 0, bytes as u64)?;
@@ -75,6 +68,20 @@ impl Tier {
             // SAFETY: the pages are those of a shared map of a file: what was written is in the file (or on its way there in
             // the system's cache), and a later access finds it again.
             let _ = unsafe { map.unchecked_advise(UncheckedAdvice::DontNeed) };
+        }
+    }
+}
+
+/// A new file in `folder`, for reading and writing, that has no name any more.
+fn nameless(folder: &Path) -> io::Result<File> {
+    let mut number = 0;
+    loop {
+        // Ranks that are threads of one process may want the same name at one time.
+        let path = folder.join(format!(".offload-{}-{number}", std::process::id()));
+        match OpenOptions::new().read(true).write(true).create_new(true).open(&path) {
+            Ok(file) => return fs::remove_file(&path).map(|()| file),
+            Err(e) if e.kind() == io::ErrorKind::AlreadyExists => number += 1,
+            Err(e) => return Err(e),
         }
     }
 }
