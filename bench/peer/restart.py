@@ -1,6 +1,6 @@
 """What a failure costs under torchrun with distributed checkpoints (DCP): the peer of `cargo xtask bench resilience`.
 
-    restart.py '{"shape": {...}, "folder": "/tmp/x", "ranks": 2}'
+    restart.py '{"shape": {...}, "folder": "FOLDER", "ranks": 2}'
 
 starts `torchrun --max-restarts` over ranks under FSDP2 that train a plain Llama and save with `dcp.async_save` at every
 second step. In the middle of a step rank 1 ends itself by SIGKILL; torchrun starts all ranks again and they load the

@@ -29,7 +29,7 @@ pub struct ControllerArgs {
 #[derive(clap::Args)]
 pub struct AgentArgs {
     /// Where the controller is; with several they are called in turn.
-    #[arg(long, value_name = "ADDR:PORT", required = true, value_delimiter = ',')]
+    #[arg(long, value_name = "ADDR:PORT", required = true, value_delimiter = ',', value_parser = callable)]
     controller: Vec<String>,
     /// The controller's secret.
     #[arg(long, value_name = "FILE")]
@@ -93,6 +93,16 @@ pub fn agent(args: &AgentArgs) -> Result<u8, TrainError> {
             Ok(0)
         }
         Ended::Refused(reason) => Err(TrainError::BadInput(reason)),
+    }
+}
+
+/// A name or address with a port. Whether it is known is asked with each call: a name may come later.
+fn callable(text: &str) -> Result<String, String> {
+    let port =
+        text.rsplit_once(':').filter(|(host, _)| !host.is_empty()).and_then(|(_, port)| port.parse::<u16>().ok());
+    match port {
+        Some(1..) => Ok(text.into()),
+        _ => Err("give the controller's address and port, such as 10.0.0.1:7070".into()),
     }
 }
 

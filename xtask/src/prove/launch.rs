@@ -3,7 +3,8 @@
 use std::fs;
 use std::io::{BufRead, BufReader, Read};
 use std::path::{Path, PathBuf};
-use std::process::{Command, Stdio};
+use std::process::{Child, ChildStdout, Command, Stdio};
+use std::thread::JoinHandle;
 
 use events::{Event, RankReport};
 use serde_json::Value;
@@ -54,6 +55,22 @@ pub struct Failed {
     pub code: Option<i32>,
     /// The last words.
     pub reason: String,
+}
+
+/// Starts `command`: the child, its output, and a thread that takes in what it says on standard error.
+///
+/// # Errors
+/// What the system refuses.
+pub fn piped(command: &mut Command) -> Result<(Child, ChildStdout, JoinHandle<String>), String> {
+    let child = command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn();
+    let mut child = child.map_err(|e| format!("cannot start {}: {e}", command.get_program().display()))?;
+    let (output, mut errors) = (child.stdout.take().expect("piped"), child.stderr.take().expect("piped"));
+    let errors = std::thread::spawn(move || {
+        let mut text = String::new();
+        let _ = errors.read_to_string(&mut text);
+        text
+    });
+    Ok((child, output, errors))
 }
 
 /// Builds the release binary; its path.
@@ -122,14 +139,7 @@ impl Launcher {
             command.arg("--set").arg(set);
         }
         command.args(start.args).current_dir(&self.folder);
-        let child = command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn();
-        let mut child = child.map_err(|e| format!("cannot start {}: {e}", self.binary.display()))?;
-        let (output, mut errors) = (child.stdout.take().expect("piped"), child.stderr.take().expect("piped"));
-        let errors = std::thread::spawn(move || {
-            let mut text = String::new();
-            let _ = errors.read_to_string(&mut text);
-            text
-        });
+        let (mut child, output, errors) = piped(&mut command)?;
         let mut seen = Vec::new();
         let mut stop = start.stop;
         for line in BufReader::new(output).lines().map_while(Result::ok) {

@@ -174,6 +174,9 @@ fn what_cannot_be_is_refused_before_anything_is_written() {
     refused(&["--listen", "127.0.0.1:0", "--hosts", "0"], &["--hosts 0"]);
     lab.lockstep(&["controller", TINY]).expect(2).says(&["--run-dir"]);
     lab.lockstep(&["agent", "--controller", "127.0.0.1:1", "--ranks", "0"]).expect(2).says(&["--ranks 0"]);
+    for nowhere in ["nowhere", "10.0.0.1", ":7070", "host:0", "host:99999"] {
+        lab.lockstep(&["agent", "--controller", nowhere]).expect(2).says(&["--controller", nowhere, "10.0.0.1:7070"]);
+    }
 }
 
 #[test]

@@ -13,8 +13,6 @@ mod disk;
 mod doctor;
 mod hosts;
 mod layouts;
-#[path = "../../../../xtask/src/netns.rs"]
-#[allow(dead_code)]
 mod netns;
 mod orphans;
 mod output;

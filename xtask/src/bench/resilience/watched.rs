@@ -2,9 +2,9 @@
 
 use std::cell::Cell;
 use std::fs;
-use std::io::{BufRead, BufReader, Read};
+use std::io::{BufRead, BufReader};
 use std::path::{Path, PathBuf};
-use std::process::{Command, Stdio};
+use std::process::Command;
 use std::sync::mpsc::{RecvTimeoutError, channel};
 use std::time::{Duration, Instant};
 
@@ -14,6 +14,7 @@ use super::super::machine::Machine;
 use super::super::shapes::{MODES, Mode, SHAPES, Shape};
 use super::super::stats::median;
 use super::peer::Figures;
+use crate::prove::launch::piped;
 
 /// Longest run.
 const LIMIT: Duration = Duration::from_secs(600);
@@ -116,14 +117,7 @@ impl<'a> Bench<'a> {
         command.arg("train").arg(&run_file).arg("--run-dir").arg(&folder).arg("--json");
         command.arg("--set").args(mode.sets(&job.shape)).args(job.sets).args(job.args);
         let began = Instant::now();
-        let child = command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn();
-        let mut child = child.map_err(|e| format!("cannot start {}: {e}", self.binary.display()))?;
-        let (output, mut errors) = (child.stdout.take().expect("piped"), child.stderr.take().expect("piped"));
-        let errors = std::thread::spawn(move || {
-            let mut text = String::new();
-            let _ = errors.read_to_string(&mut text);
-            text
-        });
+        let (mut child, output, errors) = piped(&mut command)?;
         let (tell, lines) = channel();
         std::thread::spawn(move || {
             let lines = BufReader::new(output).lines().map_while(Result::ok);

@@ -79,19 +79,6 @@ impl Net {
         let state = if in_ { "up" } else { "down" };
         ip(&["-n", &self.switch(), "link", "set", &port(host), state]).expect("the port is there");
     }
-
-    /// Makes the way to `host` worse, such as `netem delay 20ms`, or good again; false: the system cannot.
-    pub fn shape(&self, host: usize, how: Option<&str>) -> bool {
-        let (space, port) = (self.switch(), port(host));
-        let remove = ["-n", space.as_str(), "qdisc", "del", "dev", port.as_str(), "root"];
-        let _ = run("tc", &remove);
-        let Some(how) = how else { return true };
-        let words: Vec<&str> = ["-n", space.as_str(), "qdisc", "add", "dev", port.as_str(), "root"]
-            .into_iter()
-            .chain(how.split(' '))
-            .collect();
-        run("tc", &words).is_ok()
-    }
 }
 
 impl Drop for Net {
@@ -107,15 +94,11 @@ fn port(host: usize) -> String {
 }
 
 fn ip(args: &[&str]) -> Result<(), String> {
-    run("ip", args)
-}
-
-fn run(program: &str, args: &[&str]) -> Result<(), String> {
-    let out = Command::new(program).args(args).stdin(Stdio::null()).output().map_err(|e| format!("{program}: {e}"))?;
+    let out = Command::new("ip").args(args).stdin(Stdio::null()).output().map_err(|e| format!("ip: {e}"))?;
     if out.status.success() {
         return Ok(());
     }
-    Err(format!("{program} {}: {}", args.join(" "), String::from_utf8_lossy(&out.stderr).trim()))
+    Err(format!("ip {}: {}", args.join(" "), String::from_utf8_lossy(&out.stderr).trim()))
 }
 
 /// Takes away what dead processes left.
