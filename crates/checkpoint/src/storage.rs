@@ -2,7 +2,7 @@
 
 use std::fs::{self, File};
 use std::io::{self, Write};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 /// A file being written.
 pub trait StorageFile: Write {
@@ -11,6 +11,11 @@ pub trait StorageFile: Write {
     /// # Errors
     /// Those of the file system; the file must then not be used.
     fn sync(&mut self) -> io::Result<()>;
+
+    /// A second handle, by which another thread may sync what was written so far; `None`: there is only this one.
+    fn handle(&self) -> Option<File> {
+        None
+    }
 }
 
 /// What writing a checkpoint asks of a file system. Reading uses the file system itself.
@@ -50,6 +55,10 @@ impl StorageFile for File {
     fn sync(&mut self) -> io::Result<()> {
         self.sync_all()
     }
+
+    fn handle(&self) -> Option<File> {
+        self.try_clone().ok()
+    }
 }
 
 impl Storage for Disk {
@@ -74,6 +83,34 @@ impl Storage for Disk {
     }
 }
 
+/// The name under which `path` is written.
+pub(crate) fn temporary(path: &Path) -> PathBuf {
+    let mut name = path.as_os_str().to_owned();
+    name.push(".tmp");
+    name.into()
+}
+
+/// Creates and fills [`temporary`] of `path`; it is still to be synced and renamed. On error it is removed.
+///
+/// The error says what failed.
+pub(crate) fn stage(
+    storage: &dyn Storage,
+    path: &Path,
+    fill: impl FnOnce(&mut dyn Write) -> io::Result<()>,
+) -> Result<Box<dyn StorageFile>, (&'static str, io::Error)> {
+    let temporary = temporary(path);
+    let attempt = || {
+        let mut file = storage.create(&temporary).map_err(|e| ("create", e))?;
+        fill(&mut file).map_err(|e| ("write", e))?;
+        file.flush().map_err(|e| ("write", e))?;
+        Ok(file)
+    };
+    attempt().inspect_err(|_| {
+        // The first error counts; a leftover of this name is never read.
+        let _ = storage.remove(&temporary);
+    })
+}
+
 /// Writes `path` by way of `path.tmp`: create, `fill`, sync, rename. On error the temporary
 /// file is removed and `path` is as it was.
 ///
@@ -83,19 +120,12 @@ pub(crate) fn write_whole(
     path: &Path,
     fill: impl FnOnce(&mut dyn Write) -> io::Result<()>,
 ) -> Result<(), (&'static str, io::Error)> {
-    let mut name = path.as_os_str().to_owned();
-    name.push(".tmp");
-    let temporary = Path::new(&name);
+    let mut file = stage(storage, path, fill)?;
+    let temporary = temporary(path);
     let attempt = || {
-        let mut file = storage.create(temporary).map_err(|e| ("create", e))?;
-        fill(&mut file).map_err(|e| ("write", e))?;
-        file.flush().map_err(|e| ("write", e))?;
         file.sync().map_err(|e| ("sync", e))?;
         drop(file);
-        storage.rename(temporary, path).map_err(|e| ("rename", e))
+        storage.rename(&temporary, path).map_err(|e| ("rename", e))
     };
-    attempt().inspect_err(|_| {
-        // The first error counts; a leftover of this name is never read.
-        let _ = storage.remove(temporary);
-    })
+    attempt().inspect_err(|_| drop(storage.remove(&temporary)))
 }

@@ -3,6 +3,7 @@
 use std::io::{self, Write};
 use std::ops::Range;
 use std::path::{Path, PathBuf};
+use std::thread::{ScopedJoinHandle, scope};
 
 use spec::tensors::{Home, STATE_CHUNK, Tensor};
 
@@ -11,11 +12,14 @@ use crate::folder::{has_manifest, step_dir};
 use crate::hash::{Hash, push_bytes, range_fault};
 use crate::header;
 use crate::manifest::{FileEntry, PieceEntry};
-use crate::storage::{Disk, Storage, write_whole};
+use crate::storage::{Disk, Storage, StorageFile, stage, temporary};
 use crate::tensor::Kind;
 
 /// Chunks that go to the file system in one write (1 MiB).
 const CHUNKS_PER_WRITE: usize = 16;
+
+/// Files that are synced at a time, beside the one that is written.
+const SYNCS_MAX: usize = 8;
 
 /// State of one piece, to be written.
 #[derive(Debug, Clone)]
@@ -37,7 +41,7 @@ pub struct PieceRef<'a> {
 ///
 /// Pieces are grouped in one file per (home, slice), named after its first piece: disjoint
 /// pieces never share a name, whichever rank writes them. Each file is written under a
-/// temporary name, synced and renamed.
+/// temporary name and synced while the next one is hashed and written; then all are renamed.
 ///
 /// # Errors
 /// [`CheckpointError::Exists`] if the step has a manifest; [`CheckpointError::Piece`] or
@@ -75,16 +79,40 @@ pub fn write_pieces_to(
     }
     storage.create_dir(&folder).map_err(CheckpointError::io("create", &folder))?;
     let mut files: Vec<FileEntry> = Vec::new();
-    let attempt = pieces
-        .chunk_by(|a, b| (tensors[a.tensor].home, a.slice) == (tensors[b.tensor].home, b.slice))
-        .try_for_each(|group| write_file(storage, &folder, tensors, group).map(|file| files.push(file)))
+    let attempt = scope(|scope| {
+        let mut syncs: std::collections::VecDeque<(PathBuf, ScopedJoinHandle<'_, io::Result<()>>)> = Default::default();
+        let wait = |(path, sync): (PathBuf, ScopedJoinHandle<'_, io::Result<()>>)| {
+            let synced = sync.join().unwrap_or_else(|_| Err(io::Error::other("its thread panicked")));
+            synced.map_err(CheckpointError::io("sync", path))
+        };
+        for group in pieces.chunk_by(|a, b| (tensors[a.tensor].home, a.slice) == (tensors[b.tensor].home, b.slice)) {
+            let (entry, mut file) = write_file(storage, &folder, tensors, group)?;
+            let path = folder.join(&entry.name);
+            files.push(entry);
+            match file.handle() {
+                Some(handle) => syncs.push_back((path, scope.spawn(move || handle.sync_all()))),
+                None => file.sync().map_err(CheckpointError::io("sync", path))?,
+            }
+            if syncs.len() > SYNCS_MAX {
+                syncs.pop_front().map_or(Ok(()), wait)?;
+            }
+        }
+        syncs.into_iter().try_for_each(wait)
+    });
+    let publish = |file: &FileEntry| {
+        let path = folder.join(&file.name);
+        storage.rename(&temporary(&path), &path).map_err(CheckpointError::io("rename", path))
+    };
+    let attempt = attempt
+        .and_then(|()| files.iter().try_for_each(publish))
         .and_then(|()| storage.sync_dir(&folder).map_err(CheckpointError::io("sync", &folder)));
     match attempt {
         Ok(()) => Ok(files),
         Err(error) => {
             // Give back the space; without a manifest the files mean nothing.
-            for file in &files {
-                let _ = storage.remove(&folder.join(&file.name));
+            for path in files.iter().map(|file| folder.join(&file.name)) {
+                let _ = storage.remove(&temporary(&path));
+                let _ = storage.remove(&path);
             }
             Err(error)
         }
@@ -147,7 +175,7 @@ fn write_file(
     folder: &Path,
     tensors: &[Tensor],
     group: &[&PieceRef<'_>],
-) -> Result<FileEntry, CheckpointError> {
+) -> Result<(FileEntry, Box<dyn StorageFile>), CheckpointError> {
     let name = file_name(tensors, group[0]);
     let path: PathBuf = folder.join(&name);
     let names: Vec<_> = group
@@ -158,7 +186,7 @@ fn write_file(
         .map_err(|reason| CheckpointError::Piece { tensor: tensors[group[0].tensor].name.clone(), reason })?;
     let mut pieces = Vec::with_capacity(group.len());
     let mut offset = header.len() as u64;
-    write_whole(storage, &path, |file| {
+    let file = stage(storage, &path, |file| {
         file.write_all(&header)?;
         for piece in group {
             pieces.push(PieceEntry {
@@ -174,7 +202,7 @@ fn write_file(
         Ok(())
     })
     .map_err(|(action, cause)| CheckpointError::Io { action, path, cause })?;
-    Ok(FileEntry { name, bytes: offset, header_hash: blake3::hash(&header), pieces })
+    Ok((FileEntry { name, bytes: offset, header_hash: blake3::hash(&header), pieces }, file))
 }
 
 /// Writes little-endian values; returns the hash of each chunk, taken of the bytes written.
