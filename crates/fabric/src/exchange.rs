@@ -39,7 +39,7 @@ impl Endpoint {
                 let mut count = [0; COUNT_BYTES];
                 inner.mail.recv_into(task, from, DIRECT, &mut count)?;
                 let expected = u64::from_le_bytes(count) as usize;
-                recv[from].clear();
+                // Whatever is there is overwritten: only what is missing is filled first.
                 recv[from].resize(expected, 0.0);
                 for i in 0..send[to].len().max(expected).div_ceil(size) {
                     if let Some(part) = block(send[to].len(), size, i) {
