@@ -1,5 +1,8 @@
 //! `cargo xtask chaos`: random faults over random layouts of a small run, with real processes. Each run must end with the digest
-//! of the undisturbed one. Prints how long recoveries took, by kind of fault.
+//! of the undisturbed one. Prints how long recoveries took, by kind of fault. With `--hosts` the same on three hosts (`hosts`).
+
+mod hosts;
+mod process;
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -54,6 +57,9 @@ pub struct Args {
     /// Faults of a run at most.
     #[arg(long, default_value_t = 3)]
     faults: usize,
+    /// On three hosts in network namespaces: links are cut and slowed, agents and controllers killed, too. Needs root and `ip`.
+    #[arg(long)]
+    hosts: bool,
 }
 
 /// One run: where, and what it suffers.
@@ -67,8 +73,10 @@ pub fn run(root: &Path, args: &Args) -> Result<bool, String> {
     if args.faults == 0 || !args.minutes.is_finite() || args.minutes <= 0.0 {
         return Err("--faults and --minutes must be above 0".into());
     }
-    let since = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH);
-    let seed = args.seed.unwrap_or_else(|| since.map_or(1, |d| d.as_secs()));
+    if args.hosts {
+        return hosts::run(root, args);
+    }
+    let seed = seed(args);
     let binary = build(root)?;
     let folder = tempfile::tempdir().map_err(|e| format!("cannot make a folder: {e}"))?;
     let launcher = Launcher { binary, folder: folder.path().to_owned() };
@@ -118,6 +126,22 @@ pub fn run(root: &Path, args: &Args) -> Result<bool, String> {
     Ok(wrong == 0)
 }
 
+fn seed(args: &Args) -> u64 {
+    let since = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH);
+    args.seed.unwrap_or_else(|| since.map_or(1, |d| d.as_secs()))
+}
+
+/// The ranks of a layout.
+fn ranks_of(sets: &[String]) -> usize {
+    let axes = sets.iter().filter(|set| ["dp=", "tp=", "pp="].iter().any(|axis| set.contains(axis)));
+    axes.filter_map(|set| set.split_once('=')?.1.parse::<usize>().ok()).product()
+}
+
+/// Gradients are sharded only where they are summed for each microbatch.
+fn needs_reduced(sets: &[String]) -> bool {
+    sets.iter().any(|set| matches!(set.as_str(), "layout.zero=2" | "layout.zero=3"))
+}
+
 fn shown(sets: &[String]) -> String {
     let told = |set: &&String| !LIMITS.contains(&set.as_str()) && *set != REDUCED;
     sets.iter().filter(told).map(|set| set.replace("layout.", "").replace("guard.", "")).collect::<Vec<_>>().join(" ")
@@ -126,10 +150,8 @@ fn shown(sets: &[String]) -> String {
 fn trial(random: &mut Random, faults_max: usize) -> Trial {
     let layout = random.one(&LAYOUTS);
     let mut sets: Vec<String> = layout.split(' ').map(str::to_owned).collect();
-    let ranks =
-        sets.iter().filter(|set| !set.contains("zero")).filter_map(|set| set.split_once('=')?.1.parse::<usize>().ok());
-    let ranks: usize = ranks.product();
-    if sets.iter().any(|set| matches!(set.as_str(), "layout.zero=2" | "layout.zero=3")) {
+    let ranks = ranks_of(&sets);
+    if needs_reduced(&sets) {
         sets.push(REDUCED.into());
     }
     sets.push(format!("layout.transport={}", random.one(&["shm", "tcp"])));

@@ -11,6 +11,7 @@ use toml::{Table, Value};
 const FLOORS: &[(&str, u32)] = &[
     ("spec", 0),
     ("events", 0),
+    ("netns", 0),
     ("program", 1),
     ("kernels", 1),
     ("fabric", 1),

@@ -24,6 +24,9 @@ pub struct ControllerArgs {
     /// Agents to wait for before ranks are started.
     #[arg(long, value_name = "N", default_value_t = 1)]
     hosts: usize,
+    /// Wait while another controller of this run is at work, and take over when it is dead; agents call both (`--controller A,B`).
+    #[arg(long)]
+    standby: bool,
 }
 
 #[derive(clap::Args)]
@@ -55,7 +58,8 @@ pub fn controller(args: &ControllerArgs) -> Result<u8, TrainError> {
         ));
     }
     let token = token(args.token_file.as_deref())?;
-    train_cmd::go(&args.train, Some(Hosts { listen: args.listen, token, count: args.hosts }))
+    let hosts = Hosts { listen: args.listen, token, count: args.hosts, standby: args.standby };
+    train_cmd::go(&args.train, Some(hosts))
 }
 
 pub fn agent(args: &AgentArgs) -> Result<u8, TrainError> {

@@ -77,6 +77,12 @@ pub trait Agents {
     /// What came before a [`News::Mark`] is written down.
     fn written(&mut self, _host: &str, _seq: u64) {}
 
+    /// True while hosts cannot be heard for a reason that is most likely on this side (it is cut off, or has just come): silence
+    /// says nothing of a rank then.
+    fn deaf(&self) -> bool {
+        false
+    }
+
     /// The run is over.
     fn end(&mut self, _code: i32, _reason: &str) {}
 

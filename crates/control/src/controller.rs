@@ -102,6 +102,8 @@ pub struct Controller<'a> {
     marks: BTreeMap<String, (u64, u64)>,
     /// Another controller was here before: what it ordered may not have come to the agents.
     rebuilt: bool,
+    /// When this controller looked at its clock last.
+    ticked_at: u64,
     /// Changes of what the run is, with its run file from then on, that nobody has taken yet.
     interventions: Vec<(Intervention, String)>,
     end: Option<End>,
@@ -144,6 +146,7 @@ impl<'a> Controller<'a> {
             hosts: HashMap::new(),
             marks: BTreeMap::new(),
             rebuilt: false,
+            ticked_at: 0,
             interventions: Vec::new(),
             end: None,
             done: None,
@@ -224,6 +227,12 @@ impl<'a> Controller<'a> {
     /// Time passes: who is silent, who is late.
     pub fn tick(&mut self, agents: &mut dyn Agents, observe: &mut dyn FnMut(&Event)) {
         let (now, limit) = (self.now(), self.policy.run().guard.heartbeat_timeout_ms);
+        let away = now > std::mem::replace(&mut self.ticked_at, now) + limit / 4;
+        if away || agents.deaf() {
+            // What this process has not heard is its own fault: ranks have stepped on.
+            self.signs.excuse(now);
+            self.feed(Input::Working, agents, observe);
+        }
         for (process, age_ms) in self.signs.silent(now, limit) {
             self.feed(Input::Silent { process, age_ms, stopped: false }, agents, observe);
         }

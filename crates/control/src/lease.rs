@@ -146,6 +146,14 @@ impl Holding {
     }
 }
 
+/// Who has, or had, the lease at `path`, for the person.
+pub fn holder(path: &Path) -> String {
+    match read(path) {
+        Ok(Some(lease)) => lease.holder,
+        _ => "another run".into(),
+    }
+}
+
 fn text(lease: &Lease) -> String {
     serde_json::to_string(lease).unwrap_or_default() + "\n"
 }

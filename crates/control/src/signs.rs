@@ -73,6 +73,11 @@ impl Signs {
         self.of.values_mut().for_each(|sign| sign.still = (0, 0));
     }
 
+    /// Nobody could have been heard until `now`: silence counts from now on.
+    pub fn excuse(&mut self, now: u64) {
+        self.of.values_mut().for_each(|sign| sign.at = now);
+    }
+
     /// Those that have been silent for more than `limit_ms`, and for how long; nothing is expected of them any more.
     pub fn silent(&mut self, now: u64, limit_ms: u64) -> Vec<(Process, u64)> {
         let late = self.of.iter().filter(|(_, sign)| !sign.done && now > sign.at + limit_ms);

@@ -103,6 +103,9 @@ pub struct Ledger {
     stepped: bool,
     /// Ranks waited this long for checkpoints; charged to the next piece that has room for it.
     checkpoint: f64,
+    /// The piece of unexplained time before the last steps, while more of them come than there was time for: ranks stepped on
+    /// while nobody could hear them, and tell it now.
+    unheard: Option<usize>,
     redone: u64,
     restarts: Vec<Anatomy>,
 }
@@ -133,7 +136,7 @@ impl Ledger {
             self.sessions = 1;
         } else if self.session + seconds < self.last - 1e-3 {
             self.give(self.last, Class::Shutdown);
-            (self.session, self.stepped, self.checkpoint) = (self.cursor, false, 0.0);
+            (self.session, self.stepped, self.checkpoint, self.unheard) = (self.cursor, false, 0.0, None);
             self.sessions += 1;
         }
         let at = (self.session + seconds).max(self.last);
@@ -141,13 +144,14 @@ impl Ledger {
         match event {
             Event::Step(step) => {
                 self.rest(at - step.seconds);
+                let late = self.late(at, step.seconds);
                 self.stepped = true;
                 if let Some(&earlier) = self.committed.get(&step.step) {
                     // It is charged once: what came of the first time was thrown away.
                     self.pieces[earlier].class = Class::Wasted;
                     self.redone += 1;
                 }
-                if let Some(piece) = self.give(at, Class::Train) {
+                if let Some(piece) = late.or(self.give(at, Class::Train)) {
                     self.committed.insert(step.step, piece);
                 }
             }
@@ -166,6 +170,7 @@ impl Ledger {
     /// away again.
     fn recovery(&mut self, anatomy: &Anatomy) {
         self.restarts.push(anatomy.clone());
+        self.unheard = None;
         let moments = [
             (anatomy.fault.or(anatomy.last_sign), Class::Wasted),
             (anatomy.detected, if anatomy.moments()[0].1.is_some() { Class::Detection } else { Class::Wasted }),
@@ -241,6 +246,26 @@ impl Ledger {
         self.pieces.push(Piece { from: self.cursor, to, class });
         self.cursor = to;
         Some(self.pieces.len() - 1)
+    }
+
+    /// A step that took `seconds` and is told `at` a time when less than that is left to give away: its time is taken from what
+    /// was unexplained before. Its piece.
+    fn late(&mut self, at: f64, seconds: f64) -> Option<usize> {
+        let missing = seconds - (at - self.cursor);
+        if missing <= 1e-6 {
+            self.unheard = self.pieces.len().checked_sub(1).filter(|last| self.pieces[*last].class == Class::Unknown);
+            return None;
+        }
+        let unheard = &mut self.pieces[self.unheard?];
+        let from = (unheard.to - missing).max(unheard.from);
+        let to = std::mem::replace(&mut unheard.to, from);
+        if to <= from {
+            return None;
+        }
+        self.pieces.push(Piece { from, to, class: Class::Train });
+        let piece = self.pieces.len() - 1;
+        self.give(at, Class::Train);
+        Some(piece)
     }
 
     /// Gives away the time up to `to` that no event claims: waiting for checkpoints first.

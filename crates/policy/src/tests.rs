@@ -1,5 +1,7 @@
 //! The ladder, rung by rung.
 
+mod hosts;
+
 use spec::Run;
 
 use crate::*;

@@ -65,6 +65,20 @@ fn the_others_go_on_while_a_place_is_empty() {
 }
 
 #[test]
+fn a_link_to_a_rank_that_is_gone_is_cut_for_nobody_and_that_is_told() {
+    let undisturbed = Lab::new().train("out", &[], &["train.steps=16"]).expect(0).digest();
+    // Two ranks go on from step 4.
+    let sets = ["train.steps=16", "layout.dp=3", "guard.respawn_after_ms=600000"];
+    let inject = "kill:2@4,partition:0-2@8,partition:2-1@9,slow:2@10x2";
+    let out = Lab::new().train("out", &["--inject", inject], &sets).expect(0);
+    assert_eq!(out.digest(), undisturbed, "{out}");
+    let told = |text: &str| out.stdout.lines().any(|line| line.contains(text) && line.contains("strikes nobody"));
+    assert!(told("partition from rank 2 of rank 0 in step 8"), "{out}");
+    assert!(told("partition from rank 1 of rank 2 in step 9") && told("slow x2 of rank 2 in step 10"), "{out}");
+    assert!(out.stdout.contains("\nrestarts 1\n"), "{out}");
+}
+
+#[test]
 fn two_runs_in_one_folder_are_refused() {
     let lab = Lab::new();
     let mut run = lab.start_train("out", &[], &["train.steps=100000", "layout.dp=2", "checkpoint.every=2"]);

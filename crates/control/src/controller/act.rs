@@ -136,7 +136,9 @@ impl Controller<'_> {
         let cores = self.trade.cores(run);
         let place = |(process, fabric): (&Process, _)| {
             let rank = world.processes.iter().position(|p| p == process)?;
-            let faults = self.faults.iter().filter(|f| f.rank as usize == rank);
+            // A link to a rank that this world does not have cannot be cut.
+            let size = world.processes.len() as u32;
+            let faults = self.faults.iter().filter(|f| f.rank as usize == rank && f.there(size));
             let word = ToRank::Assign(Box::new(Assignment {
                 generation: world.generation,
                 rank: rank as u32,

@@ -114,6 +114,10 @@ impl Controller<'_> {
         if self.rank(process).is_none() && !matches!(event, Event::Notice { .. }) {
             return;
         }
+        // The controller before has told of it, and did not live to say to the agent that it is written down.
+        if matches!(&event, Event::Step(step) if self.rebuilt && step.step <= self.policy.reached()) {
+            return;
+        }
         let at = self.seconds();
         observe(&event);
         let input = match event {

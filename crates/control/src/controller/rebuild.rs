@@ -71,6 +71,7 @@ impl<'a> Controller<'a> {
                 Entry::Decision { .. } => {}
             }
         }
+        controller.ticked_at = controller.now();
         Ok(controller)
     }
 

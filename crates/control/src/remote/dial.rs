@@ -13,7 +13,7 @@ use super::{ToAgent, WAITING_MAX, WORD_MAX};
 use crate::agent::token;
 
 /// How long a call may take until both know each other.
-const CALL: Duration = Duration::from_secs(3);
+pub(super) const CALL: Duration = Duration::from_secs(2);
 /// Pauses between two calls: from the first to the last, doubled each time.
 const PAUSE: (Duration, Duration) = (Duration::from_millis(50), Duration::from_millis(500));
 
@@ -59,7 +59,7 @@ impl Dial {
     pub fn run(self, tell: &dyn Fn(Line) -> bool) {
         let mut pause = PAUSE.0;
         for number in 1u64.. {
-            let at = &self.controllers[number as usize % self.controllers.len()];
+            let at = &self.controllers[(number - 1) as usize % self.controllers.len()];
             let told = match self.call(at, number) {
                 Ok((up, opener, stream)) => {
                     pause = PAUSE.0;

@@ -24,6 +24,8 @@ const HELLO: Duration = Duration::from_secs(3);
 const CALLERS_MAX: usize = 64;
 /// A host's name is at most so long.
 const NAME_MAX: usize = 128;
+/// Where none of several agents is heard this side waits so long for them: more likely it is cut off itself, and ranks step on.
+const DEAF: Duration = Duration::from_secs(30);
 /// Callers that were turned away and told of one by one; then only every power of two.
 const TOLD: usize = 8;
 
@@ -64,6 +66,8 @@ struct State {
     hosts: BTreeMap<String, Host>,
     places: HashMap<Process, String>,
     links: u64,
+    /// Since when no agent at all is heard, while there are several.
+    deaf: Option<Instant>,
 }
 
 impl Remote {
@@ -119,6 +123,11 @@ impl Agents for Remote {
                 link.say(ToAgent::Heard { seq });
             }
         }
+    }
+
+    fn deaf(&self) -> bool {
+        let state = self.shared.state();
+        state.deaf.is_some_and(|since| since.elapsed() < DEAF) || state.hosts.values().any(Host::is_awaited)
     }
 
     fn end(&mut self, code: i32, reason: &str) {
@@ -337,9 +346,7 @@ impl Shared {
             host.unlink();
             *host = Host::new(here.session, 0);
         }
-        host.unlink();
-        (host.address, host.lost) = (here.address, false);
-        (host.heard_at, host.closed_at) = (Instant::now(), None);
+        host.address = here.address;
         let done = if here.done.0 == self.door.epoch { here.done.1 } else { 0 };
         host.orders.ack(done);
         let (beat_ms, silence_ms) = (self.door.beat_ms, self.door.silence_ms);
@@ -349,7 +356,7 @@ impl Shared {
         for (seq, order) in host.orders.after(done) {
             link.say(ToAgent::Order { seq, order: order.clone() });
         }
-        host.link = Some(link);
+        host.calls(link);
         let host = &*host;
         let text = format!("host {} is here: {} places, its ranks at {}", here.host, here.slots, here.address);
         self.tell(News::Notice(text));
@@ -379,7 +386,7 @@ impl Shared {
                 let Some(host) = state.hosts.get_mut(name).filter(linked) else {
                     return "another link took its place".into();
                 };
-                host.heard_at = Instant::now();
+                host.heard();
                 match word {
                     FromAgent::Here(_) => {}
                     FromAgent::Beat { done } => host.orders.ack(done),
@@ -411,10 +418,21 @@ impl Shared {
     fn watch(&self) {
         let beat = Duration::from_millis(self.door.beat_ms.max(1));
         let silence = Duration::from_millis(self.door.silence_ms);
+        let mut looked = Instant::now();
         while !self.over() {
             let mut state = self.state();
+            if looked.elapsed() > beat + silence / 4 {
+                // This process stood still itself.
+                state.hosts.values_mut().for_each(Host::wait);
+            }
+            looked = Instant::now();
+            let (before, deaf) = (state.deaf, state.listen(silence));
+            if before.is_none() && deaf.is_some() {
+                let text = "no agent is heard: this side may be cut off; ranks step on, and are waited for";
+                self.tell(News::Notice(text.into()));
+            }
             for (name, host) in state.hosts.iter_mut().filter(|(_, host)| !host.lost) {
-                match (host.gone(silence), &host.link) {
+                match (host.gone(silence).filter(|_| deaf.is_none()), &host.link) {
                     (Some(reason), _) => {
                         host.lost = true;
                         host.unlink();
@@ -429,6 +447,24 @@ impl Shared {
             drop(state);
             std::thread::sleep(beat);
         }
+    }
+}
+
+impl State {
+    /// Since when no agent is heard, for [`DEAF`] at most.
+    fn listen(&mut self, silence: Duration) -> Option<Instant> {
+        let mut there = self.hosts.values().filter(|host| !host.lost);
+        // One alone can as well be gone; one that hung up was heard to.
+        let several = there.clone().count() > 1;
+        let none = several && there.all(|host| host.is_silent(silence / 2));
+        let before = std::mem::replace(&mut self.deaf, none.then(Instant::now));
+        match (before, none) {
+            (Some(since), true) => self.deaf = Some(since),
+            // The others are about to call, too.
+            (Some(_), false) => self.hosts.values_mut().for_each(Host::wait),
+            (None, _) => {}
+        }
+        self.deaf.filter(|since| since.elapsed() < DEAF)
     }
 }
 

@@ -163,3 +163,20 @@ fn a_log_is_read_with_its_damage() {
 fn nothing_yet_is_startup() {
     is(&account(&[(0.5, Event::Notice { text: String::new() })], 1.0), &[(Class::Startup, 1.0)]);
 }
+
+#[test]
+fn steps_that_nobody_could_hear_are_counted_when_they_are_told() {
+    // The controller was away from 2 to 6 s; three steps are told at once when it is back, and one more follows.
+    let away =
+        [(1.0, step(1, 1.0)), (2.0, step(2, 1.0)), (6.0, step(3, 1.2)), (6.001, step(4, 1.2)), (6.002, step(5, 1.2))];
+    let got = account(&[&away[..], &[(7.102, step(6, 1.1))]].concat(), 7.102);
+    is(&got, &[(Class::Train, 2.0 + 3.6 + 1.1), (Class::Unknown, 4.002 - 3.6)]);
+    assert_eq!((got.steps, got.steps_redone), (6, 0));
+    // What does not fit is not made up.
+    let got = account(&[&away[..], &[(6.003, step(6, 1.2))]].concat(), 6.003);
+    is(&got, &[(Class::Train, 6.003)]);
+    // One that is computed again later was thrown away, although it was told late.
+    let got = account(&[&away[..], &[(7.202, step(4, 1.2))]].concat(), 7.202);
+    assert_eq!(got.steps_redone, 1);
+    assert!((got.seconds(Class::Wasted) - 1.199).abs() < 1e-9, "{got:?}");
+}

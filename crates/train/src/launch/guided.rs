@@ -84,6 +84,8 @@ pub(super) struct Guided<'a> {
     pub began: Instant,
     /// Where agents of other hosts call.
     pub listener: Option<TcpListener>,
+    /// The lease, if it is taken already.
+    pub lease: Option<Holding>,
     /// A controller that was here before.
     pub earlier: Option<Earlier>,
 }
@@ -93,7 +95,7 @@ pub(super) struct Guided<'a> {
 /// # Errors
 /// What ended the run; a deliberate fault that was not seen or not repaired.
 pub(super) fn supervise(guided: Guided, observe: &mut dyn FnMut(&Event)) -> Result<Ended, TrainError> {
-    let Guided { request, folder, job, from, injection, began, listener, earlier } = guided;
+    let Guided { request, folder, job, from, injection, began, listener, lease, earlier } = guided;
     let run = earlier.as_ref().map_or(&request.run, |earlier| &earlier.run);
     let machine_cores = job.cores;
     let job = serde_json::to_value(job).map_err(|e| TrainError::Internal(e.to_string()))?;
@@ -113,7 +115,10 @@ pub(super) fn supervise(guided: Guided, observe: &mut dyn FnMut(&Event)) -> Resu
     let trade = Knowledge { allowed, flights: folder.flights() };
     let io = |source| TrainError::Io { what: "cannot write", path: journal.clone(), source };
     let at = listener.as_ref().and_then(|listener| listener.local_addr().ok());
-    let mut lease = at.map(|at| hosts::lease(folder, at, observe)).transpose()?;
+    let mut lease = match (lease, at) {
+        (None, Some(at)) => Some(hosts::lease(folder, at)?),
+        (lease, _) => lease,
+    };
     let mut controller = match &earlier {
         Some(_) => Controller::rebuild(&config, &trade, None),
         None => Controller::new(&config, &trade),

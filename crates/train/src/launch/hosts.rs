@@ -2,10 +2,11 @@
 
 use std::net::{SocketAddr, TcpListener};
 use std::path::PathBuf;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use control::journal::{Entry, Journal};
-use control::lease::Holding;
+use control::lease::{Holding, Lease};
 use control::remote::handshake::{Key, TOKEN_MIN};
 use control::remote::server::{Door, Remote};
 use events::Event;
@@ -13,8 +14,12 @@ use policy::Action;
 use spec::{Run, Transport};
 
 use super::RunFolder;
+use super::folder::Lock;
 use super::resume::differences;
 use crate::error::TrainError;
+
+/// How often who waits for another controller's end looks.
+const LOOK: Duration = Duration::from_millis(50);
 
 /// How agents reach the controller of a run.
 #[derive(Debug, Clone)]
@@ -25,6 +30,8 @@ pub struct Hosts {
     pub token: Vec<u8>,
     /// Agents that are waited for before ranks are started.
     pub count: usize,
+    /// Waits while another controller of the run is at work, and takes over when it is dead.
+    pub standby: bool,
 }
 
 /// What an earlier controller of the run left, which ranks may still be under.
@@ -40,11 +47,11 @@ pub(super) struct Earlier {
 }
 
 impl Hosts {
-    /// The port, before anything is written.
+    /// Whether ranks of `run` can be reached so, before anything is written.
     ///
     /// # Errors
     /// What cannot be; the remedy.
-    pub(super) fn bind(&self, run: &Run) -> Result<TcpListener, TrainError> {
+    pub(super) fn check(&self, run: &Run) -> Result<(), TrainError> {
         let bad = |text: String| Err(TrainError::BadInput(text));
         if run.layout.transport != Transport::Tcp {
             return bad(format!(
@@ -67,8 +74,16 @@ impl Hosts {
         if self.count == 0 {
             return bad("--hosts 0: nobody would run a rank; give the number of agents to wait for".into());
         }
+        Ok(())
+    }
+
+    /// The port, before anything is written.
+    ///
+    /// # Errors
+    /// That it cannot be had.
+    pub(super) fn bind(&self) -> Result<TcpListener, TrainError> {
         TcpListener::bind(self.listen)
-            .or_else(|e| bad(format!("cannot listen at {}: {e}; give another --listen", self.listen)))
+            .map_err(|e| TrainError::BadInput(format!("cannot listen at {}: {e}; give another --listen", self.listen)))
     }
 
     /// Lets agents in.
@@ -94,32 +109,76 @@ impl Hosts {
     }
 }
 
-/// The lease of the run in `folder`; waits for a controller of another machine to lose it.
-pub(super) fn lease(
+/// The lock and the lease of the run in `folder`, if a run has been there. A lease of another machine is watched; who finds it
+/// renewed, or the folder locked, waits for that controller's death where `hosts.standby` says so.
+///
+/// # Errors
+/// That another controller is at work; what the system refuses.
+pub(super) fn seize(
+    hosts: &Hosts,
     folder: &RunFolder,
-    at: SocketAddr,
+    stop: &AtomicBool,
     observe: &mut dyn FnMut(&Event),
-) -> Result<Holding, TrainError> {
-    let holder = format!("process {} at {at}", std::process::id());
+) -> Result<Option<(Lock, Holding)>, TrainError> {
+    if !folder.journal().is_file() && !hosts.standby {
+        return Ok(None);
+    }
+    let at_work = |holder: &str| {
+        TrainError::BadInput(format!(
+            "a controller is at work in {} ({holder}); wait for its end, or give --standby to take over when it is dead",
+            folder.path().display()
+        ))
+    };
     let mut told = false;
-    let mut wait = |lease: &control::lease::Lease| {
+    let mut wait = |holder: &str| {
+        if !hosts.standby {
+            return Err(at_work(holder));
+        }
+        if stop.load(Ordering::Relaxed) {
+            return Err(TrainError::BadInput(format!("asked to stop while {holder} was at work")));
+        }
         if !std::mem::replace(&mut told, true) {
-            let text = format!(
-                "the lease of {} is held by {} (epoch {}): waiting until it is not renewed for {} s",
-                folder.path().display(),
-                lease.holder,
-                lease.epoch,
-                control::lease::TERM.as_secs()
-            );
+            let text =
+                format!("standby: {holder} is at work in {}; takes over when it is dead", folder.path().display());
             observe(&Event::Notice { text });
         }
-        true
+        Ok(())
     };
-    Holding::take(&folder.lease(), &holder, &mut wait).map_err(|source| TrainError::Io {
-        what: "cannot take the lease",
-        path: folder.lease(),
-        source,
-    })
+    let lock = loop {
+        // A run that does not exist yet is not waited for: its first controller is this one.
+        match folder.lock_if_there() {
+            Ok(Some(lock)) => break lock,
+            Ok(None) => return Ok(None),
+            Err(_) => wait(&control::lease::holder(&folder.lease()))?,
+        }
+        std::thread::sleep(LOOK);
+    };
+    let mut first = None;
+    let mut refused = None;
+    let mut go_on = |lease: &Lease| {
+        let renewed = *first.get_or_insert_with(|| lease.clone()) != *lease;
+        refused = if renewed || hosts.standby { wait(&lease.holder).err() } else { None };
+        refused.is_none()
+    };
+    let lease = Holding::take(&folder.lease(), &holder(hosts.listen), &mut go_on);
+    match (lease, refused) {
+        (Ok(lease), _) => Ok(Some((lock, lease))),
+        (Err(_), Some(refused)) => Err(refused),
+        (Err(source), None) => Err(no_lease(folder, source)),
+    }
+}
+
+/// The lease of a run that this controller begins; its folder is locked.
+pub(super) fn lease(folder: &RunFolder, at: SocketAddr) -> Result<Holding, TrainError> {
+    Holding::take(&folder.lease(), &holder(at), &mut |_| true).map_err(|source| no_lease(folder, source))
+}
+
+fn holder(at: SocketAddr) -> String {
+    format!("process {} at {at}", std::process::id())
+}
+
+fn no_lease(folder: &RunFolder, source: std::io::Error) -> TrainError {
+    TrainError::Io { what: "cannot take the lease", path: folder.lease(), source }
 }
 
 /// The controller that was here before, if its run has not ended.

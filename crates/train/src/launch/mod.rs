@@ -118,7 +118,12 @@ pub fn train_mutant(
 ) -> Result<Summary, TrainError> {
     let mut began = Instant::now();
     let run = &request.run;
-    let listener = request.hosts.as_ref().map(|hosts| hosts.bind(run)).transpose()?;
+    // A controller that stands by is called by nobody yet.
+    let mut listener = None;
+    if let Some(hosts) = &request.hosts {
+        hosts.check(run)?;
+        listener = (!hosts.standby).then(|| hosts.bind()).transpose()?;
+    }
     let data = Arc::new(Corpus::open(run)?);
     prove(run)?;
     let mut notes = data.main.describe();
@@ -135,7 +140,16 @@ pub fn train_mutant(
     }
     let injection = Injection::parse(&request.inject).map_err(TrainError::BadInput)?;
     let folder = RunFolder::new(&request.folder);
-    let mut lock = folder.lock_if_there()?;
+    let mut lease = None;
+    let mut lock = match &request.hosts {
+        Some(hosts) => {
+            let (lock, held) = hosts::seize(hosts, &folder, &request.stop, observe)?.unzip();
+            lease = held;
+            listener = listener.map_or_else(|| hosts.bind().map(Some), |listener| Ok(Some(listener)))?;
+            lock.map_or_else(|| folder.lock_if_there(), |lock| Ok(Some(lock)))?
+        }
+        None => folder.lock_if_there()?,
+    };
     let cores = std::thread::available_parallelism().map_or(1, |n| n.get());
     let earlier = match request.hosts {
         Some(_) => hosts::earlier(&folder, run, cores)?,
@@ -241,8 +255,17 @@ pub fn train_mutant(
         started.and_then(|mut ranks| collected.listen(&mut ranks, &mut hear))
     } else {
         drop(data);
-        let guided =
-            guided::Guided { request, folder: &folder, job: &job, from: resume, injection, began, listener, earlier };
+        let guided = guided::Guided {
+            request,
+            folder: &folder,
+            job: &job,
+            from: resume,
+            injection,
+            began,
+            listener,
+            lease,
+            earlier,
+        };
         guided::supervise(guided, &mut |event| {
             collected.take(event);
             hear(event);
