@@ -96,8 +96,15 @@ pub enum FabricSpec {
     Shm(PathBuf),
     /// Sockets; only who has the token is let in.
     Tcp {
-        /// Random, made by who forms the world.
+        /// Random, or made of the secret of agents and controller; never sent from one host to another.
         token: [u8; 32],
+        /// The address to listen on.
+        bind: std::net::IpAddr,
+    },
+    /// The same on the way to an agent of another host, which makes the token of the secret that it shares with the controller.
+    Keyed {
+        /// What the token is for.
+        purpose: String,
         /// The address to listen on.
         bind: std::net::IpAddr,
     },

@@ -4,12 +4,11 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::path::{Path, PathBuf};
-use std::process::Command;
 use std::time::{Duration, Instant};
 
 use netns::Net;
 
-use super::process::Process;
+use super::process::{Process, send};
 use super::{Args, REDUCED, RUN, needs_reduced, ranks_of, seed, shown};
 use crate::prove::launch::{Launcher, Start, build};
 use crate::prove::random::Random;
@@ -42,7 +41,19 @@ const LIMITS: [&str; 8] = [
     "checkpoint.every=10",
 ];
 /// What can happen. Two of it may happen at once.
-const KINDS: [&str; 9] = ["cut", "cut", "blink", "slow link", "agent", "agent", "controller", "kill", "stop"];
+const KINDS: [&str; 11] = [
+    "cut",
+    "cut",
+    "blink",
+    "slow link",
+    "agent",
+    "agent",
+    "agent stopped",
+    "controller",
+    "controller stopped",
+    "kill",
+    "stop",
+];
 /// Shorter than any limit.
 const BLINK: Duration = Duration::from_millis(250);
 /// After so many steps, and so long, a fault that nobody noticed will not be noticed any more.
@@ -56,6 +67,7 @@ enum Undo {
     Plug(usize),
     Shape(usize),
     Agent(usize),
+    Continue(usize),
 }
 
 /// One run.
@@ -186,7 +198,7 @@ impl<'a> Trial<'a> {
                 undo.push(self.fire(second, random)?);
                 name = "two at once".into();
             }
-            let silent = matches!(name.as_str(), "controller" | "blink" | "slow link");
+            let silent = matches!(name.as_str(), "controller" | "controller stopped" | "blink" | "slow link");
             let over = self.goes_on(began, !silent)?;
             for undo in undo {
                 match undo {
@@ -194,6 +206,7 @@ impl<'a> Trial<'a> {
                     Undo::Plug(host) => self.net.plug(host, true)?,
                     Undo::Shape(host) => self.net.shape(host, None)?,
                     Undo::Agent(host) => self.agents[host] = self.agent(host)?,
+                    Undo::Continue(host) => self.agents[host].signal("CONT")?,
                 }
             }
             let Some(seconds) = over else { break };
@@ -235,6 +248,16 @@ impl<'a> Trial<'a> {
                     Undo::Agent(host)
                 }
             }
+            "agent stopped" => {
+                self.agents[host].signal("STOP")?;
+                Undo::Continue(host)
+            }
+            "controller stopped" => {
+                self.controller.signal("STOP")?;
+                std::thread::sleep(Duration::from_millis(250 * random.upto(8) as u64));
+                self.controller.signal("CONT")?;
+                Undo::Nothing
+            }
             "controller" => {
                 self.controller.kill();
                 std::thread::sleep(Duration::from_millis(100 * random.upto(10) as u64 - 100));
@@ -246,9 +269,7 @@ impl<'a> Trial<'a> {
             _ => {
                 let all: Vec<u32> = self.ranks.values().copied().filter(|pid| lives(*pid)).collect();
                 if !all.is_empty() {
-                    let signal = if kind == "kill" { "-KILL" } else { "-STOP" };
-                    let sent = Command::new("kill").arg(signal).arg(random.one(&all).to_string()).status();
-                    sent.map_err(|e| format!("cannot send a signal: {e}"))?;
+                    send(random.one(&all), if kind == "kill" { "KILL" } else { "STOP" })?;
                 }
                 Undo::Nothing
             }
@@ -343,12 +364,12 @@ impl Times {
     }
 
     fn print(&mut self) {
-        println!("\n{:<12} {:>5} {:>23} {:>10}", "fault", "n", "to next step, median ms", "worst ms");
+        println!("\n{:<18} {:>5} {:>23} {:>10}", "fault", "n", "to next step, median ms", "worst ms");
         for (kind, all) in &mut self.seconds {
             all.sort_by(f64::total_cmp);
             let ms = |s: Option<&f64>| 1000.0 * s.copied().unwrap_or(0.0);
             let (median, worst) = (ms(all.get(all.len() / 2)), ms(all.last()));
-            println!("{kind:<12} {:>5} {median:>23.0} {worst:>10.0}", all.len());
+            println!("{kind:<18} {:>5} {median:>23.0} {worst:>10.0}", all.len());
         }
     }
 }

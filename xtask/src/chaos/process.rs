@@ -60,6 +60,11 @@ impl Process {
         self.seen.iter().rev().find_map(|line| of(line))
     }
 
+    /// Sends it a signal, such as `STOP`.
+    pub fn signal(&self, signal: &str) -> Result<(), String> {
+        send(self.child.id(), signal)
+    }
+
     /// Ends it with SIGKILL; what it still had said is read.
     pub fn kill(&mut self) {
         let _ = self.child.kill();
@@ -84,6 +89,12 @@ impl Process {
         let from = self.seen.len().saturating_sub(16);
         format!("{what}; its last words:\n    {}", self.seen[from..].join("\n    "))
     }
+}
+
+/// Sends `signal` to process `pid`; that it is gone is no error.
+pub fn send(pid: u32, signal: &str) -> Result<(), String> {
+    let sent = Command::new("kill").arg(format!("-{signal}")).arg(pid.to_string()).stderr(Stdio::null()).status();
+    sent.map(drop).map_err(|e| format!("cannot send a signal: {e}"))
 }
 
 fn hear(output: impl std::io::Read + Send + 'static, tell: Sender<String>) {

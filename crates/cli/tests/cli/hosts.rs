@@ -54,7 +54,7 @@ fn who_does_not_belong_here_is_turned_away_and_the_run_goes_on() {
     stranger(&[0xff; 1 << 16]);
     stranger(b"");
     // A good answer's beginning, then a frame that claims four gigabytes.
-    stranger(&[b"lockagnt".as_slice(), &1u32.to_le_bytes(), &[7; 64], &[0xff; 64]].concat());
+    stranger(&[b"lockagnt".as_slice(), &control::remote::VERSION.to_le_bytes(), &[7; 64], &[0xff; 64]].concat());
     for word in ["does not speak this protocol", "hung up", "wrong token"] {
         controller.wait_for(|line| line.contains("turned away") && line.contains(word));
     }

@@ -22,7 +22,7 @@ use super::window::Outbox;
 use super::{FromAgent, Here, Order, ToAgent, WORD_MAX};
 use crate::agent::{Heard, News, token};
 use crate::processes::Processes;
-use crate::wire::{FromRank, ToRank};
+use crate::wire::{FabricSpec, FromRank, ToRank};
 
 /// Bytes of events that are kept while no controller can be reached.
 const KEPT_MAX: usize = 64 << 20;
@@ -168,6 +168,16 @@ pub fn run(agent: &Agent, say: &dyn Fn(&str)) -> io::Result<Ended> {
         let _ = link.stream.shutdown(Shutdown::Both);
     }
     Ok(ended)
+}
+
+/// What a rank is told: the token of its world is made here, for it does not travel.
+fn with_token(mut said: ToRank, key: &Key) -> ToRank {
+    if let ToRank::Assign(place) = &mut said
+        && let FabricSpec::Keyed { purpose, bind } = &place.fabric
+    {
+        place.fabric = FabricSpec::Tcp { token: key.secret(purpose), bind: *bind };
+    }
+    said
 }
 
 impl Life<'_> {
@@ -322,7 +332,7 @@ impl Life<'_> {
             }
             Order::Say { process, said } => {
                 if self.is_new(process, &said) {
-                    self.processes.say(process, &said);
+                    self.processes.say(process, &with_token(said, &self.agent.key));
                 }
             }
             Order::Kill { process } => {

@@ -31,7 +31,7 @@ use crate::agent::Heard;
 use crate::wire::ToRank;
 
 /// Version of everything that travels between agent and controller.
-pub const VERSION: u32 = 1;
+pub const VERSION: u32 = 2;
 /// Bytes of one word at most.
 pub const WORD_MAX: usize = 16 << 20;
 /// Words that may wait for a link that takes none.

@@ -164,7 +164,8 @@ impl Agents for Remote {
         self.order(None, process, Order::Strike { process });
     }
 
-    /// The token of a world follows from the run's token and the world's number: a controller that comes later knows it, too.
+    /// The token of a world follows from the run's token and the world's number: agents make it themselves, and a controller that
+    /// comes later means the same.
     fn fabric(
         &mut self,
         processes: &[Process],
@@ -176,12 +177,12 @@ impl Agents for Remote {
                 "layout.transport = shm connects ranks of one host; set layout.transport=tcp",
             ));
         }
-        let token = self.shared.door.key.secret(&format!("{} world {}", self.shared.door.run, options.generation));
+        let purpose = format!("{} world {}", self.shared.door.run, options.generation);
         let state = self.shared.state();
         let at = |process: &Process| state.places.get(process).and_then(|host| state.hosts.get(host));
         let spec = |process: &Process| {
             let host = at(process).ok_or_else(|| io::Error::other(format!("the host of {process} is not known")))?;
-            Ok(FabricSpec::Tcp { token, bind: host.address })
+            Ok(FabricSpec::Keyed { purpose: purpose.clone(), bind: host.address })
         };
         processes.iter().map(spec).collect()
     }

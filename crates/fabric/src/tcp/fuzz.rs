@@ -1,7 +1,7 @@
 //! What comes in at the door and over a stream is hostile: it is refused, with the field that is wrong, or ends at a deadline.
 //! Nothing panics, and nothing is taken for a message that was not sent as one.
 
-use super::handshake::{HELLO_BYTES, Hello, REPLY_BYTES, Verdict};
+use super::handshake::{Claim, GREETING_BYTES, HELLO_BYTES, Hello, REPLY_BYTES, Verdict, greeted};
 use super::*;
 use crate::frame::{HEADER_BYTES, Header, Tail};
 use crate::options::Group;
@@ -32,11 +32,15 @@ fn received(bytes: &[u8]) -> Result<Vec<u8>, FabricError> {
     std::thread::scope(|scope| {
         let end = scope.spawn(move || listener.connect(0, &[addr, addr], &TOKEN, &options()).expect("rank 1 comes"));
         let mut stream = TcpStream::connect(addr).expect("connect");
-        let hello = Hello { generation: GENERATION, source: 1, target: 0, world: 2, token: TOKEN };
+        let mut greeting = [0; GREETING_BYTES];
+        stream.read_exact(&mut greeting).expect("a greeting");
+        let nonce = greeted(&greeting).expect("a greeting");
+        let claim = Claim { generation: GENERATION, source: 1, target: 0, world: 2 };
+        let hello = claim.hello(&TOKEN, &nonce, [3; 32]);
         stream.write_all(&hello.encode()).expect("hello");
         let mut reply = [0; REPLY_BYTES];
         stream.read_exact(&mut reply).expect("a reply");
-        assert_eq!(Verdict::decode(&reply), Verdict::Welcome);
+        assert_eq!(Verdict::decode(&reply, &TOKEN, &nonce, &hello), Verdict::Welcome);
         let end = end.join().expect("no panic");
         // The receiver may hang up in the middle of it.
         let _ = stream.write_all(bytes);
@@ -124,24 +128,27 @@ proptest! {
 
     #[test]
     fn noise_at_the_door_is_noise(
+        greeting in proptest::collection::vec(any::<u8>(), GREETING_BYTES),
         hello in proptest::collection::vec(any::<u8>(), HELLO_BYTES),
         reply in proptest::collection::vec(any::<u8>(), REPLY_BYTES),
     ) {
+        prop_assert_eq!(greeted(&greeting.try_into().expect("its length")), None);
+        let mine = Claim { generation: 3, source: 1, target: 0, world: 4 }.hello(&TOKEN, &[1; 32], [2; 32]);
         prop_assert_eq!(Hello::decode(&hello.try_into().expect("its length")), None);
-        prop_assert_eq!(Verdict::decode(&reply.try_into().expect("its length")), Verdict::Noise);
+        prop_assert_eq!(Verdict::decode(&reply.try_into().expect("its length"), &TOKEN, &[1; 32], &mine), Verdict::Noise);
     }
 
     #[test]
     fn who_differs_in_anything_stays_outside(
         generation in 0u32..4, source in 0u32..5, target in 0u32..5, world in 0u32..6, flip in 0usize..256, free: bool,
     ) {
-        let here = Hello { generation: 3, source: 1, target: 1, world: 4, token: TOKEN };
+        let here = Claim { generation: 3, source: 1, target: 1, world: 4 };
         let mut token = TOKEN;
         if flip < 32 {
             token[flip] ^= 1;
         }
-        let caller = Hello { generation, source, target, world, token };
+        let caller = Claim { generation, source, target, world }.hello(&token, &[1; 32], [2; 32]);
         let welcome = flip >= 32 && generation == 3 && world == 4 && target == 1 && source > 1 && free;
-        prop_assert_eq!(here.judge(&caller, free) == Verdict::Welcome, welcome);
+        prop_assert_eq!(here.judge(&TOKEN, &[1; 32], &caller, free) == Verdict::Welcome, welcome);
     }
 }

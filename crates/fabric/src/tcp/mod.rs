@@ -1,8 +1,8 @@
 //! TCP: one connection per pair of ranks.
 //!
 //! Every rank binds a port; somebody who knows all ranks hands out the list of addresses;
-//! then every rank calls the ranks below it and answers those above. Who does not know the
-//! run's token is turned away (see [`handshake`]). The ports close when all are connected.
+//! then every rank calls the ranks below it and answers those above. Who cannot prove that it
+//! knows the world's token is turned away (see [`handshake`]). The ports close when all are connected.
 
 #[cfg(test)]
 mod fuzz;
@@ -12,8 +12,9 @@ mod link;
 use crate::endpoint::Endpoint;
 use crate::error::FabricError;
 use crate::options::{FabricOptions, RankId};
-use handshake::{HELLO_BYTES, Hello, REPLY_BYTES, Verdict};
+use handshake::{Claim, GREETING_BYTES, HELLO_BYTES, Hello, Nonce, REPLY_BYTES, Token, Verdict, greeted, greeting};
 use link::TcpLink;
+use std::fs::File;
 use std::io::{ErrorKind, Read, Write};
 use std::net::{IpAddr, SocketAddr, TcpListener, TcpStream};
 use std::sync::Arc;
@@ -37,6 +38,20 @@ struct Pending {
     stream: TcpStream,
     heard: Vec<u8>,
     since: Instant,
+}
+
+/// One that called this rank, and what it was greeted with.
+struct Caller {
+    pending: Pending,
+    nonce: Nonce,
+}
+
+/// One that this rank called.
+struct Call {
+    target: RankId,
+    pending: Pending,
+    /// What it greeted with and what was said to that.
+    said: Option<(Nonce, Hello)>,
 }
 
 /// What a look at a [`Pending`] found.
@@ -95,21 +110,22 @@ impl TcpListenerHandle {
             return Err(FabricError::setup(WHAT, format!("rank {rank} in a world of {world}")));
         }
         let deadline = Instant::now() + Duration::from_millis(options.deadline_ms);
-        let hello = |target| Hello { generation: options.generation, source: rank, target, world, token: *token };
-        let mut calls: Vec<(RankId, Pending)> = Vec::new();
+        let claim = |target| Claim { generation: options.generation, source: rank, target, world };
+        let mut dice = Dice::new().map_err(|e| FabricError::setup(WHAT, format!("no random numbers: {e}")))?;
+        let mut calls: Vec<Call> = Vec::new();
         for target in 0..rank {
             let addr = addrs[target as usize];
-            let pending = call(addr, &hello(target), deadline)
+            let pending = call(addr, deadline)
                 .map_err(|e| FabricError::setup(WHAT, format!("rank {rank} calls rank {target} at {addr}: {e}")))?;
-            calls.push((target, pending));
+            calls.push(Call { target, pending, said: None });
         }
         let mut streams: Vec<Option<TcpStream>> = (0..world).map(|_| None).collect();
-        let mut callers: Vec<Pending> = Vec::new();
+        let mut callers: Vec<Caller> = Vec::new();
         let mut refused: Vec<String> = Vec::new();
         loop {
-            accept(&self.listener, &mut callers);
-            answer(&mut callers, &hello(rank), &mut streams, &mut refused);
-            hear_replies(&mut calls, rank, &mut streams)?;
+            accept(&self.listener, &mut callers, &mut dice);
+            answer(&mut callers, (claim(rank), token), &mut streams, &mut refused);
+            hear(&mut calls, (&claim, token), &mut dice, &mut streams)?;
             let missing: Vec<u32> = (0..world).filter(|&r| r != rank && streams[r as usize].is_none()).collect();
             if missing.is_empty() {
                 break;
@@ -133,48 +149,71 @@ impl TcpListenerHandle {
     }
 }
 
-/// Calls `addr` and says hello.
-fn call(addr: SocketAddr, hello: &Hello, deadline: Instant) -> std::io::Result<Pending> {
+/// Random bytes of the system.
+struct Dice(File);
+
+impl Dice {
+    fn new() -> std::io::Result<Self> {
+        File::open("/dev/urandom").map(Self)
+    }
+
+    fn nonce(&mut self) -> std::io::Result<Nonce> {
+        let mut nonce = [0; 32];
+        self.0.read_exact(&mut nonce)?;
+        Ok(nonce)
+    }
+}
+
+/// Calls `addr`; it speaks first.
+fn call(addr: SocketAddr, deadline: Instant) -> std::io::Result<Pending> {
     let left = deadline.saturating_duration_since(Instant::now()).max(Duration::from_millis(1));
-    let mut stream = TcpStream::connect_timeout(&addr, left)?;
+    let stream = TcpStream::connect_timeout(&addr, left)?;
     stream.set_nodelay(true)?;
-    stream.write_all(&hello.encode())?;
     stream.set_nonblocking(true)?;
     Ok(Pending::new(stream))
 }
 
-/// Takes in new callers.
-fn accept(listener: &TcpListener, callers: &mut Vec<Pending>) {
-    while let Ok((stream, _)) = listener.accept() {
-        if stream.set_nonblocking(true).and_then(|()| stream.set_nodelay(true)).is_ok() {
+/// Takes in new callers and greets them.
+fn accept(listener: &TcpListener, callers: &mut Vec<Caller>, dice: &mut Dice) {
+    while let Ok((mut stream, _)) = listener.accept() {
+        let greeted = stream.set_nonblocking(true).and_then(|()| stream.set_nodelay(true)).and_then(|()| {
+            let nonce = dice.nonce()?;
+            stream.write_all(&greeting(&nonce)).map(|()| nonce)
+        });
+        if let Ok(nonce) = greeted {
             if callers.len() == CALLERS_MAX {
                 callers.remove(0);
             }
-            callers.push(Pending::new(stream));
+            callers.push(Caller { pending: Pending::new(stream), nonce });
         }
     }
 }
 
 /// Listens to callers; welcomes those that belong here.
-fn answer(callers: &mut Vec<Pending>, here: &Hello, streams: &mut [Option<TcpStream>], refused: &mut Vec<String>) {
+fn answer(
+    callers: &mut Vec<Caller>,
+    (here, token): (Claim, &Token),
+    streams: &mut [Option<TcpStream>],
+    refused: &mut Vec<String>,
+) {
     let mut kept = Vec::new();
-    for mut caller in callers.drain(..) {
-        match caller.listen(HELLO_BYTES) {
-            Heard::More if caller.since.elapsed() < HELLO_TIMEOUT => kept.push(caller),
+    for Caller { mut pending, nonce } in callers.drain(..) {
+        match pending.listen(HELLO_BYTES) {
+            Heard::More if pending.since.elapsed() < HELLO_TIMEOUT => kept.push(Caller { pending, nonce }),
             Heard::More => refused.push("it said too little".into()),
             Heard::Closed => refused.push("it hung up".into()),
             Heard::All => {
-                let raw = caller.heard[..].try_into().expect("a whole hello");
+                let raw = pending.heard[..].try_into().expect("a whole hello");
                 // No answer to noise.
                 let Some(hello) = Hello::decode(&raw) else {
                     refused.push("it does not speak this protocol".into());
                     continue;
                 };
-                let place = streams.get(hello.source as usize);
-                let verdict = here.judge(&hello, place.is_some_and(Option::is_none));
-                let told = caller.stream.write_all(&verdict.encode()).is_ok();
+                let place = streams.get(hello.claim.source as usize);
+                let verdict = here.judge(token, &nonce, &hello, place.is_some_and(Option::is_none));
+                let told = pending.stream.write_all(&verdict.encode(token, &nonce, &hello)).is_ok();
                 match verdict {
-                    Verdict::Welcome if told => streams[hello.source as usize] = Some(caller.stream),
+                    Verdict::Welcome if told => streams[hello.claim.source as usize] = Some(pending.stream),
                     Verdict::Welcome => refused.push("it hung up".into()),
                     no => refused.push(no.to_string()),
                 }
@@ -184,28 +223,43 @@ fn answer(callers: &mut Vec<Pending>, here: &Hello, streams: &mut [Option<TcpStr
     *callers = kept;
 }
 
-/// Listens to what the ranks below answered.
-fn hear_replies(
-    calls: &mut Vec<(RankId, Pending)>,
-    rank: RankId,
+/// Listens to the ranks below: says hello to their greeting, and takes what they answer.
+fn hear(
+    calls: &mut Vec<Call>,
+    (claim, token): (&dyn Fn(RankId) -> Claim, &Token),
+    dice: &mut Dice,
     streams: &mut [Option<TcpStream>],
 ) -> Result<(), FabricError> {
     let mut kept = Vec::new();
-    for (target, mut call) in calls.drain(..) {
-        match call.listen(REPLY_BYTES) {
-            Heard::More => kept.push((target, call)),
-            Heard::Closed => {
-                let problem = format!("rank {target} hung up on rank {rank} without an answer");
-                return Err(FabricError::setup(WHAT, problem));
-            }
-            Heard::All => match Verdict::decode(&call.heard[..].try_into().expect("a whole reply")) {
-                Verdict::Welcome => streams[target as usize] = Some(call.stream),
-                no => {
-                    let problem = format!("rank {target} refused rank {rank}: {no}");
-                    return Err(FabricError::setup(WHAT, problem));
+    for mut call in calls.drain(..) {
+        let target = call.target;
+        let rank = claim(target).source;
+        let failed = |how: &dyn std::fmt::Display| FabricError::setup(WHAT, format!("rank {target} {how}"));
+        match call.pending.listen(if call.said.is_none() { GREETING_BYTES } else { REPLY_BYTES }) {
+            Heard::More => {}
+            Heard::Closed => return Err(failed(&format!("hung up on rank {rank} without an answer"))),
+            Heard::All => {
+                let raw = std::mem::take(&mut call.pending.heard);
+                let Some((theirs, hello)) = &call.said else {
+                    let theirs = greeted(&raw[..].try_into().expect("a whole greeting"));
+                    let theirs = theirs.ok_or_else(|| failed(&"does not speak this protocol"))?;
+                    let nonce = dice.nonce().map_err(|e| failed(&format!("gets no answer: no random numbers: {e}")))?;
+                    let hello = claim(target).hello(token, &theirs, nonce);
+                    let said = call.pending.stream.write_all(&hello.encode());
+                    said.map_err(|e| failed(&format!("hung up on rank {rank}: {e}")))?;
+                    call.said = Some((theirs, hello));
+                    kept.push(call);
+                    continue;
+                };
+                let verdict = Verdict::decode(&raw[..].try_into().expect("a whole reply"), token, theirs, hello);
+                if verdict != Verdict::Welcome {
+                    return Err(failed(&format!("refused rank {rank}: {verdict}")));
                 }
-            },
+                streams[target as usize] = Some(call.pending.stream);
+                continue;
+            }
         }
+        kept.push(call);
     }
     *calls = kept;
     Ok(())

@@ -25,6 +25,7 @@ pub fn join(
     let (token, bind) = match fabric {
         FabricSpec::Shm(path) => return Ok(ShmWorld::attach_path(path, rank, world, &options)?),
         FabricSpec::Tcp { token, bind } => (token, bind),
+        FabricSpec::Keyed { .. } => return Err(unclear(&"a world without its token")),
     };
     let (handle, address) = TcpListenerHandle::bind(*bind)?;
     voice.say(&FromRank::Listening { generation, address: address.to_string() });
