@@ -67,7 +67,7 @@ fn object(row: &Row, m: &Measurement) -> String {
 
 fn head() -> String {
     format!(
-        "{:<5} {:<9} {:>8} {:>5} {:>8} {:<9} {:>6} | {:>6} {:>6} | {:>8} {:>8} {:>6} {:>6} | {:>7} {:>8}",
+        "{:<5} {:<9} {:>8} {:>5} {:>8} {:<9} {:>6} {:>6} | {:>6} {:>6} | {:>8} {:>8} {:>6} {:>6} | {:>7} {:>8}",
         "shape",
         "mode",
         "tok/s",
@@ -75,6 +75,7 @@ fn head() -> String {
         "peer",
         "(best)",
         "ratio",
+        "x 1x1",
         "mfu",
         "peer",
         "peak MB",
@@ -97,7 +98,7 @@ fn line(row: &Row, all: &[Measurement]) -> String {
     let ratio = |metric: &str| show(find(metric).and_then(|m| m.ratio), 1.0, 2, "");
     let percent = |value| show(value, 100.0, 0, "%");
     format!(
-        "{:<5} {:<9} {:>8} {:>5} {:>8} {:<9} {:>6} | {:>6} {:>6} | {:>8} {:>8} {:>6} {:>6} | {:>7} {:>8}",
+        "{:<5} {:<9} {:>8} {:>5} {:>8} {:<9} {:>6} {:>6} | {:>6} {:>6} | {:>8} {:>8} {:>6} {:>6} | {:>7} {:>8}",
         row.shape,
         row.mode,
         show(value("tokens_per_s"), 1.0, 0, ""),
@@ -105,6 +106,7 @@ fn line(row: &Row, all: &[Measurement]) -> String {
         show(peer("tokens_per_s"), 1.0, 0, ""),
         row.best().map_or("-", |(peer, _)| peer.variant),
         ratio("tokens_per_s"),
+        show(value("times_one_rank"), 1.0, 2, ""),
         percent(value("mfu")),
         percent(peer("mfu")),
         show(value("peak_bytes"), 1e-6, 0, ""),

@@ -12,6 +12,8 @@ pub struct Row {
     pub mode: &'static str,
     /// Our rounds.
     pub ours: Vec<Sample>,
+    /// Our rounds on one rank with one thread, each after the one of `ours` at its place.
+    pub one: Vec<Sample>,
     /// Our loss on the peer's weights and tokens.
     pub loss: Option<f64>,
     /// What the peer ran.
@@ -106,6 +108,7 @@ impl Row {
             measured("loss", "nats", self.loss, best.map(|(peer, _)| peer.loss)),
             measured("compute_share", "of step", ours(|sample| sample.compute), None),
             measured("exchange_share", "of step", ours(|sample| sample.exchange), None),
+            measured("times_one_rank", "times", self.times_one_rank(), None),
             measured("spread", "of median", self.spread(), best.and_then(|(peer, _)| rates_spread(&peer.samples))),
         ];
         if best.is_some() {
@@ -115,6 +118,11 @@ impl Row {
             }));
         }
         all
+    }
+
+    /// How many times as fast as one rank with one thread: the median over pairs of rounds.
+    fn times_one_rank(&self) -> Option<f64> {
+        median(self.ours.iter().zip(&self.one).map(|(ours, one)| ours.tokens_per_s / one.tokens_per_s))
     }
 
     /// How much our rounds differ.
@@ -171,6 +179,14 @@ mod tests {
         let all = row.measurements(Some(30));
         assert!(all.iter().all(|m| m.ratio.is_none() && m.peer.is_none()), "{all:?}");
         assert_eq!(find(&all, "tokens_per_s").value, Some(100.0), "ours is still printed");
+    }
+
+    #[test]
+    fn one_rank_is_compared_round_by_round() {
+        let one = vec![at(50.0, 10.0), at(60.0, 10.0), at(40.0, 10.0)];
+        let all = Row { one, ..row() }.measurements(None);
+        assert_eq!(find(&all, "times_one_rank").value, Some(2.0), "of 1.8, 2 and 2.5");
+        assert_eq!(find(&row().measurements(None), "times_one_rank").value, None);
     }
 
     #[test]

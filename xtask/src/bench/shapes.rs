@@ -41,6 +41,8 @@ pub struct Mode {
     pub cp: usize,
     /// Ranks on the tensor axis.
     pub tp: usize,
+    /// Tensor cells that each rank hosts.
+    pub cells: usize,
     /// Pipeline stages.
     pub pp: usize,
     /// ZeRO stage.
@@ -54,13 +56,27 @@ pub struct Mode {
 /// Microbatches of a step through the pipeline.
 const PIPELINE_MICROBATCHES: usize = 4;
 
-const ALONE: Mode =
-    Mode { name: "", dp: 1, ep: 1, cp: 1, tp: 1, pp: 1, zero: 0, threads: 1, variants: &["eager", "compiled"] };
+const ALONE: Mode = Mode {
+    name: "",
+    dp: 1,
+    ep: 1,
+    cp: 1,
+    tp: 1,
+    cells: 1,
+    pp: 1,
+    zero: 0,
+    threads: 1,
+    variants: &["eager", "compiled"],
+};
+
+/// One rank with one thread: what others are measured against.
+pub const ONE: Mode = Mode { name: "1x1", ..ALONE };
 
 /// All modes.
-pub const MODES: [Mode; 9] = [
-    Mode { name: "1x1", ..ALONE },
+pub const MODES: [Mode; 10] = [
+    ONE,
     Mode { name: "1x2", threads: 2, ..ALONE },
+    Mode { name: "cells4", cells: 4, variants: &[], ..ALONE },
     Mode { name: "dp2-zero0", dp: 2, variants: &["ddp"], ..ALONE },
     Mode { name: "dp2-zero1", dp: 2, zero: 1, variants: &["zero", "fsdp2"], ..ALONE },
     Mode { name: "dp2-zero3", dp: 2, zero: 3, variants: &["fsdp2"], ..ALONE },
@@ -78,8 +94,9 @@ impl Mode {
 
     /// True if `shape` is measured in this mode: one long sequence has only its context to share out, experts their work.
     pub fn fits(&self, shape: &Shape) -> bool {
-        let alone = self.ranks() == 1;
+        let alone = self.ranks() == 1 && self.cells == 1;
         match shape.name {
+            "S" if self.cells > 1 => false,
             "E" => alone || self.ep > 1,
             "long" => alone || self.cp > 1,
             _ => self.cp * self.ep == 1,
@@ -99,7 +116,7 @@ impl Mode {
             set("grid.dp", self.dp),
             set("grid.ep", self.ep),
             set("grid.cp", self.cp),
-            set("grid.tp", self.tp),
+            set("grid.tp", self.tp * self.cells),
             set("grid.microbatch", shape.batch / self.dp / microbatches),
             set("layout.dp", self.dp),
             set("layout.cp", self.cp),

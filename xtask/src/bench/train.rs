@@ -7,7 +7,7 @@ use super::ours::Ours;
 use super::peer::Peer;
 use super::report::Report;
 use super::row::Row;
-use super::shapes::{MODES, Mode, SHAPES, Shape, pick};
+use super::shapes::{MODES, Mode, ONE, SHAPES, Shape, pick};
 use crate::prove::launch;
 
 #[derive(clap::Args)]
@@ -15,6 +15,9 @@ pub struct Args {
     /// Also train the same with PyTorch (installed once, under target/peer-env), in turn, and print ratios.
     #[arg(long)]
     peer: bool,
+    /// Also train on one rank with one thread, in turn, and print how many times as fast each row is.
+    #[arg(long)]
+    against_one: bool,
     /// One JSON object per measurement.
     #[arg(long)]
     json: bool,
@@ -103,6 +106,7 @@ impl Sides<'_> {
         let seconds = self.args.seconds;
         row.loss = folder.map(|folder| self.ours.loss(shape, mode, folder)).transpose()?;
         let steps = self.ours.steps(shape, mode, seconds)?;
+        let one = (self.args.against_one && *mode != ONE).then(|| self.ours.steps(shape, &ONE, seconds)).transpose()?;
         // Without the weights that both sides start from there is nothing to compare.
         let peer = self.peer.as_ref().filter(|_| folder.is_some());
         let variants = peer.map_or(Vec::new(), |peer| peer.variants(mode));
@@ -116,6 +120,9 @@ impl Sides<'_> {
         }
         for _ in 0..self.args.rounds {
             row.ours.push(self.ours.train(shape, mode, steps)?);
+            if let Some(steps) = one {
+                row.one.push(self.ours.train(shape, &ONE, steps)?);
+            }
             contestants.retain_mut(|contestant| match contestant.measure() {
                 Ok(sample) => {
                     row.add(contestant.variant, contestant.loss, sample);
