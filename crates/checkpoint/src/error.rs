@@ -65,6 +65,14 @@ pub enum CheckpointError {
         /// The answer of the file system.
         cause: io::Error,
     },
+    /// The slower tier cannot be used.
+    #[error("checkpoint.store {url}: {reason}")]
+    Store {
+        /// Which.
+        url: String,
+        /// Why.
+        reason: String,
+    },
     /// The folder has no manifest.
     #[error("{} is not a checkpoint: it has no manifest.json (an interrupted write leaves such a folder; it is safe to delete)", path.display())]
     NotACheckpoint {

@@ -9,7 +9,7 @@ use spec::tensors::{Home, STATE_CHUNK, Tensor};
 
 use crate::error::{CheckpointError, Place};
 use crate::folder::{has_manifest, step_dir};
-use crate::hash::{Hash, push_bytes, range_fault};
+use crate::hash::{chunk_hashes, push_bytes, range_fault};
 use crate::header;
 use crate::manifest::{FileEntry, PieceEntry};
 use crate::storage::{Disk, Storage, StorageFile, stage, temporary};
@@ -41,7 +41,8 @@ pub struct PieceRef<'a> {
 ///
 /// Pieces are grouped in one file per (home, slice), named after its first piece: disjoint
 /// pieces never share a name, whichever rank writes them. Each file is written under a
-/// temporary name and synced while the next one is hashed and written; then all are renamed.
+/// temporary name and synced while the next one is written; when all are, the pieces are hashed while the disk is at work.
+/// Then the files are renamed. What changed between memory and disk is found by whoever reads it.
 ///
 /// # Errors
 /// [`CheckpointError::Exists`] if the step has a manifest; [`CheckpointError::Piece`] or
@@ -85,7 +86,8 @@ pub fn write_pieces_to(
             let synced = sync.join().unwrap_or_else(|_| Err(io::Error::other("its thread panicked")));
             synced.map_err(CheckpointError::io("sync", path))
         };
-        for group in pieces.chunk_by(|a, b| (tensors[a.tensor].home, a.slice) == (tensors[b.tensor].home, b.slice)) {
+        let groups = || pieces.chunk_by(|a, b| (tensors[a.tensor].home, a.slice) == (tensors[b.tensor].home, b.slice));
+        for group in groups() {
             let (entry, mut file) = write_file(storage, &folder, tensors, group)?;
             let path = folder.join(&entry.name);
             files.push(entry);
@@ -95,6 +97,11 @@ pub fn write_pieces_to(
             }
             if syncs.len() > SYNCS_MAX {
                 syncs.pop_front().map_or(Ok(()), wait)?;
+            }
+        }
+        for (entry, group) in files.iter_mut().zip(groups()) {
+            for (piece, data) in entry.pieces.iter_mut().zip(group.iter().map(|piece| piece.data)) {
+                piece.hashes = chunk_hashes(data);
             }
         }
         syncs.into_iter().try_for_each(wait)
@@ -170,6 +177,7 @@ fn file_name(tensors: &[Tensor], first: &PieceRef<'_>) -> String {
     format!("{home}.t{}.c{chunk:06}.{short}.{}.safetensors", first.slice, first.kind)
 }
 
+/// Writes a file under its temporary name. The hashes of its pieces are still to be taken.
 fn write_file(
     storage: &dyn Storage,
     folder: &Path,
@@ -195,8 +203,9 @@ fn write_file(
                 slice: piece.slice,
                 elements: piece.elements.clone(),
                 offset,
-                hashes: write_values(file, piece.data)?,
+                hashes: Vec::new(),
             });
+            write_values(file, piece.data)?;
             offset += piece.data.len() as u64 * 4;
         }
         Ok(())
@@ -205,15 +214,13 @@ fn write_file(
     Ok((FileEntry { name, bytes: offset, header_hash: blake3::hash(&header), pieces }, file))
 }
 
-/// Writes little-endian values; returns the hash of each chunk, taken of the bytes written.
-fn write_values(file: &mut dyn Write, data: &[f32]) -> io::Result<Vec<Hash>> {
-    let mut hashes = Vec::with_capacity(data.len().div_ceil(STATE_CHUNK));
-    let mut bytes = Vec::with_capacity(CHUNKS_PER_WRITE * STATE_CHUNK * 4);
+/// Writes little-endian values.
+fn write_values(file: &mut dyn Write, data: &[f32]) -> io::Result<()> {
+    let mut bytes = Vec::with_capacity(CHUNKS_PER_WRITE.min(data.len().div_ceil(STATE_CHUNK)) * STATE_CHUNK * 4);
     for run in data.chunks(CHUNKS_PER_WRITE * STATE_CHUNK) {
         bytes.clear();
         push_bytes(run, &mut bytes);
-        hashes.extend(bytes.chunks(STATE_CHUNK * 4).map(blake3::hash));
         file.write_all(&bytes)?;
     }
-    Ok(hashes)
+    Ok(())
 }

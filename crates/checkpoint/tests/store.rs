@@ -36,19 +36,19 @@ fn a_copy_is_whole_and_damage_does_not_spread() {
     let from = Checkpoint::open(&state.save(root.path(), 3)).unwrap();
     let store = Store::folder(&away.path().join("deep/er"));
     assert!(store.put(&from).unwrap() > 0);
-    let copy = newest(store.root()).unwrap().checkpoint.unwrap();
+    let copy = newest(store.root().unwrap()).unwrap().checkpoint.unwrap();
     assert!(copy.verify().good());
     assert_eq!(copy.meta(), from.meta());
     assert_eq!(store.put(&from).unwrap(), 0, "the same is not copied again");
     // The copy rots: it is set aside, and made again.
     flip(copy.path());
     assert!(store.put(&from).unwrap() > 0);
-    assert!(newest(store.root()).unwrap().checkpoint.unwrap().verify().good());
+    assert!(newest(store.root().unwrap()).unwrap().checkpoint.unwrap().verify().good());
     assert!(copy.path().with_extension("damaged").join(MANIFEST).exists());
     // The original rots: the good copy is not touched.
     flip(from.path());
     assert!(matches!(store.put(&from).unwrap_err(), CheckpointError::Corrupt { .. }));
-    assert!(newest(store.root()).unwrap().checkpoint.unwrap().verify().good());
+    assert!(newest(store.root().unwrap()).unwrap().checkpoint.unwrap().verify().good());
 }
 
 #[test]

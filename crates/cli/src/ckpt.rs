@@ -149,6 +149,14 @@ fn open(say: Say, path: &Path) -> Result<(Checkpoint, PathBuf), TrainError> {
     }
     match newest.checkpoint {
         Some(found) => Ok((found, path.to_owned())),
+        None if !newest.skipped.is_empty() => {
+            let reasons: Vec<_> = newest.skipped.iter().map(|(step, e)| format!("step {step}: {e}")).collect();
+            Err(TrainError::BadInput(format!(
+                "every checkpoint of {} is damaged; a copy of one may be in checkpoint.store\n  {}",
+                path.display(),
+                reasons.join("\n  ")
+            )))
+        }
         None => Err(TrainError::BadInput(format!(
             "{} is neither a checkpoint nor a run's folder with one; give runs/NAME or runs/NAME/checkpoints/step-NNNNNNNN",
             path.display()
@@ -177,10 +185,13 @@ fn export(say: Say, path: &Path, out: &Path, dtype: &str, shard_bytes_max: u64) 
     };
     let config = config.config_json(&run.model);
     let options = ExportOptions { dtype, shard_bytes_max };
-    let written = hf::export_checkpoint(&found, &run.model, out, &config, options)?;
-    if let Some(from) = &run.from {
-        hf::copy_companions(from, out)?;
-    }
+    let written = make::whole(out, "--hf", |out| {
+        let written = hf::export_checkpoint(&found, &run.model, out, &config, options)?;
+        if let Some(from) = &run.from {
+            hf::copy_companions(from, out)?;
+        }
+        Ok(written)
+    })?;
     say.object(
         "export",
         serde_json::json!({"step": found.meta().step, "path": out, "parameters": written.parameters, "files": written.files, "bytes": written.bytes}),

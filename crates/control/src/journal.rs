@@ -80,6 +80,7 @@ pub enum Entry {
 /// The journal, open.
 pub struct Journal {
     file: File,
+    path: PathBuf,
     broken: Option<String>,
 }
 
@@ -96,13 +97,16 @@ impl Journal {
         if whole < text.len() {
             file.set_len(whole as u64)?;
         }
-        Ok(Self { file, broken: None })
+        Ok(Self { file, path: path.into(), broken: None })
     }
 
     /// Adds a line; once it fails the reason is kept for [`Journal::broken`] and the run goes on.
     pub fn write(&mut self, entry: &Entry) {
         let line = serde_json::to_string(entry).expect("entries are plain data") + "\n";
-        if let Err(e) = self.file.write_all(line.as_bytes()) {
+        // Without its name a controller that comes after this one would not find it.
+        let restored =
+            events::restore(&self.file, &self.path).map(|again| again.into_iter().for_each(|file| self.file = file));
+        if let Err(e) = restored.and_then(|()| self.file.write_all(line.as_bytes())) {
             self.broken.get_or_insert(e.to_string());
         }
     }

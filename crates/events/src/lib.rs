@@ -4,11 +4,13 @@
 
 mod profile;
 mod recovery;
+mod restore;
 
 use serde::{Deserialize, Serialize};
 
 pub use profile::{Profile, ProfileRow};
 pub use recovery::{Anatomy, Intervention, Straggler, Trouble, Work, World};
+pub use restore::restore;
 
 /// Version of the objects below; raised when a reader would have to change.
 pub const SCHEMA: u32 = 1;

@@ -14,6 +14,7 @@ use crate::moe::Moe;
 use crate::runfile::Values;
 use crate::schedule::{Recompute, Schedule};
 use crate::schedule_file::Orders;
+use crate::store::StoreUrl;
 
 /// Where the text comes from.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -157,8 +158,8 @@ pub struct CheckpointConfig {
     pub background: bool,
     /// In the background each rank begins to write so much later than the one before it, milliseconds.
     pub stagger_ms: u64,
-    /// The folder that copies go to.
-    pub store: Option<PathBuf>,
+    /// Where copies go.
+    pub store: Option<StoreUrl>,
     /// Failures of a host in a day.
     pub failures_per_host_day: f64,
 }
@@ -305,10 +306,8 @@ pub(crate) fn checkpoint(values: &Values) -> Result<CheckpointConfig, SpecError>
     if failures_per_host_day < 0.0 {
         return Err(values.refuse("checkpoint.failures_per_host_day", "a rate, which is not negative".into()));
     }
-    let store = values.text("checkpoint.store").map(|url| match url.strip_prefix("file://") {
-        Some(path) if path.starts_with('/') => Ok(PathBuf::from(path)),
-        _ => Err(values.refuse("checkpoint.store", "the URL of a folder, such as \"file:///backup/run-1\"".into())),
-    });
+    let store = values.text("checkpoint.store");
+    let store = store.map(|url| url.parse().map_err(|expected| values.refuse("checkpoint.store", expected)));
     Ok(CheckpointConfig {
         store: store.transpose()?,
         // Auto is a word, no count.

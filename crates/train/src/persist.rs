@@ -108,11 +108,18 @@ pub fn save(
     let cursor = executor.run.cursor(step);
     let disk_full = std::mem::take(&mut executor.faults.disk_full);
     let executor = &*executor;
-    let digest = digest(executor, cursor)?;
     let (endpoint, world) = (&executor.comm.endpoint, &executor.comm.world);
     let first = executor.place.rank == 0;
-    let tp = executor.place.grid_tp;
-    let part: Part = match checkpoint::write_pieces(root, step, &executor.tensors, tp, &own_pieces(executor)) {
+    let (tp, tensors, pieces) = (executor.place.grid_tp, &executor.tensors, own_pieces(executor));
+    // All that this rank holds is hashed while the disk takes in what it writes.
+    let (written, digest) = std::thread::scope(|scope| {
+        let writer = scope.spawn(|| checkpoint::write_pieces(root, step, tensors, tp, &pieces));
+        let digest = digest(executor, cursor);
+        (writer.join(), digest)
+    });
+    let digest = digest?;
+    let written = written.map_err(|_| TrainError::Internal("the writer of a checkpoint panicked".into()))?;
+    let part: Part = match written {
         Ok(_) if disk_full => Err("no space left on device (injected)".into()),
         part => part.map_err(|e| e.to_string()),
     };

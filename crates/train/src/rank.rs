@@ -180,6 +180,7 @@ impl RankRun<'_> {
     /// What there is after an error. A rank that saw a vote has applied it: no exchange comes between.
     fn remains(&mut self) -> Remains {
         let executor = &mut self.executor;
+        executor.settle();
         // A pass that only asks for another one has decided nothing about the step.
         let decided = executor.verdict.take().filter(|verdict| verdict.decision.commit);
         let voted = decided.as_ref().map_or(0, |verdict| verdict.step);

@@ -1,4 +1,5 @@
-//! Checkpoints beside the steps: a rank copies what it writes and goes on; a thread writes the copy.
+//! Checkpoints beside the steps: a rank lends what it writes to a thread and goes on; the thread copies it before the next
+//! update, then writes the copy.
 //!
 //! The ranks agree at a due step, in one small exchange, that all of them are free and which attempt this is. From there on
 //! nothing is exchanged: each leaves its part on disk, rank 0's thread looks for them and commits.
@@ -22,6 +23,7 @@ use spec::tensors::Tensor;
 use crate::best::Best;
 use crate::error::TrainError;
 use crate::exec::Executor;
+use crate::lent::{Copied, Loan};
 use crate::persist::{self, Saved};
 
 /// The writer's niceness: where steps use every core it gets about a tenth of one.
@@ -68,8 +70,10 @@ pub struct Saver {
 struct Writing {
     step: u64,
     began: Instant,
-    /// Seconds that the rank waited for the copy.
+    /// Seconds that the rank waited until it could go on.
     waited: f64,
+    /// The copy, for which the next update waits.
+    copied: Arc<Copied>,
     closing: Arc<AtomicBool>,
     done: Receiver<Done>,
 }
@@ -89,6 +93,8 @@ struct Task {
     rank: usize,
     tensors: Vec<Tensor>,
     tp: usize,
+    /// What is copied, and where to.
+    loan: Loan,
     snapshot: Snapshot,
     delay: Duration,
     /// A deliberate fault.
@@ -130,14 +136,14 @@ impl Saver {
     /// # Errors
     /// Where no thread can be started.
     pub fn open_store(&mut self, run: &Run) -> Result<(), TrainError> {
-        let Some(folder) = run.checkpoint.store.as_ref().filter(|_| self.rank == 0) else { return Ok(()) };
+        let Some(url) = run.checkpoint.store.as_ref().filter(|_| self.rank == 0) else { return Ok(()) };
         let (keep, keep_every) = (run.checkpoint.keep, run.checkpoint.keep_every);
         let retention = Retention { keep, keep_every, also: Vec::new() };
         // The steps come first; where that is refused it only copies sooner.
         let started = || {
             let _ = rustix::process::nice(WRITER_NICE);
         };
-        let uploader = Uploader::start(&self.root, Store::folder(folder), retention, started)
+        let uploader = Uploader::start(&self.root, Store::open(url)?, retention, started)
             .map_err(|e| TrainError::Internal(format!("cannot start the copies to the store: {e}")))?;
         // What an earlier life did not get there; what is there already costs a look.
         if let Some(newest) = checkpoint::newest(&self.root)?.checkpoint {
@@ -201,11 +207,10 @@ impl Saver {
     pub fn begin(&mut self, executor: &mut Executor, step: u64, best: &Best) -> Result<(), TrainError> {
         let began = Instant::now();
         let disk_full = std::mem::take(&mut executor.faults.disk_full);
-        let executor = &*executor;
         self.look(Duration::ZERO);
         let why = self.adapt(executor.run);
         let busy = self.under_way.as_ref().map_or(0, |writing| writing.step);
-        let words = words_of_all(executor, [busy, RandomState::new().build_hasher().finish(), self.gap])?;
+        let words = words_of_all(&*executor, [busy, RandomState::new().build_hasher().finish(), self.gap])?;
         let [_, token, gap] = words[0];
         if matches!(self.due, Due::Auto(_)) {
             self.due = Due::Auto(step + gap);
@@ -218,8 +223,9 @@ impl Saver {
             self.news.push(Event::Notice { text });
             return Ok(());
         }
-        let mut snapshot = std::mem::take(&mut self.spare);
-        snapshot.take(&persist::own_pieces(executor));
+        let (loan, snapshot) = (executor.lend(), std::mem::take(&mut self.spare));
+        let copied = loan.copied();
+        let executor = &*executor;
         let attempt = Attempt { root: self.root.clone(), step, token, writers: words.len() };
         let closing = Arc::new(AtomicBool::new(false));
         let (tell, done) = channel();
@@ -228,6 +234,7 @@ impl Saver {
             rank: self.rank,
             tensors: executor.tensors.clone(),
             tp: executor.place.grid_tp,
+            loan,
             snapshot,
             delay: self.stagger,
             disk_full,
@@ -242,7 +249,7 @@ impl Saver {
         let thread = std::thread::Builder::new().name(format!("checkpoint-{}", self.rank));
         let spawned = thread.spawn(move || drop(tell.send(task.run())));
         spawned.map_err(|e| TrainError::Internal(format!("cannot start the writer of checkpoints: {e}")))?;
-        self.under_way = Some(Writing { step, began, waited: began.elapsed().as_secs_f64(), closing, done });
+        self.under_way = Some(Writing { step, began, waited: began.elapsed().as_secs_f64(), copied, closing, done });
         Ok(())
     }
 
@@ -269,7 +276,8 @@ impl Saver {
             true => writing.done.try_recv().map_err(|e| e == TryRecvError::Disconnected),
             false => writing.done.recv_timeout(patience).map_err(|e| e == RecvTimeoutError::Disconnected),
         };
-        let (step, waited, seconds) = (writing.step, writing.waited, writing.began.elapsed().as_secs_f64());
+        let waited = writing.waited + writing.copied.waited().as_secs_f64();
+        let (step, seconds) = (writing.step, writing.began.elapsed().as_secs_f64());
         let verdict = match done {
             Err(false) => return,
             Err(true) => Some(Err("its writer panicked; the message is on standard error".into())),
@@ -347,9 +355,10 @@ fn decode(bytes: &[u8]) -> Option<[u64; 3]> {
 impl Task {
     fn run(self) -> Done {
         let began = Instant::now();
-        let Self { attempt, rank, tensors, tp, snapshot, delay, disk_full, closing, commit } = self;
+        let Self { attempt, rank, tensors, tp, loan, mut snapshot, delay, disk_full, closing, commit } = self;
         // The steps come first; where that is refused it only writes sooner.
         let _ = rustix::process::nice(WRITER_NICE);
+        loan.copy_into(&mut snapshot);
         if commit.is_some() {
             attempt.sweep();
         }

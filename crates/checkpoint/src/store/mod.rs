@@ -1,37 +1,130 @@
 //! The slower tier: copies of committed checkpoints in another place.
 //!
-//! A store holds the same folders as a run's `checkpoints`. A copy counts once its manifest, copied last, is there; so what
-//! [`crate::Checkpoint`] reads, [`crate::retain`] keeps and [`crate::newest`] finds holds for both tiers.
+//! A store holds what a run's `checkpoints` holds, in a folder or as objects. A copy counts once its manifest, copied last, is
+//! there; so in a folder what [`crate::Checkpoint`] reads, [`crate::retain`] keeps and [`crate::newest`] finds holds for both
+//! tiers. Objects are fetched before they are read.
 
+mod objects;
+#[cfg(feature = "s3")]
+mod s3;
 mod uploader;
 
 use std::fs::{self, File};
 use std::io;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use spec::StoreUrl;
 
 use crate::error::CheckpointError;
-use crate::folder::{has_manifest, step_dir};
+use crate::folder::{Retention, has_manifest, retain, step_dir};
 use crate::manifest::MANIFEST;
 use crate::read::Checkpoint;
 use crate::storage::{Disk, Storage, write_whole};
 
+use objects::Remote;
+
+pub use objects::Objects;
+#[cfg(feature = "s3")]
+pub use s3::S3;
 pub use uploader::Uploader;
 
 /// Where copies go.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Clone)]
 pub struct Store {
-    root: PathBuf,
+    place: Place,
+}
+
+#[derive(Clone)]
+enum Place {
+    Folder(PathBuf),
+    /// And what it is called.
+    Objects(Arc<dyn Objects>, String),
 }
 
 impl Store {
-    /// The store in the folder `root`, which need not exist yet.
-    pub fn folder(root: &Path) -> Self {
-        Self { root: root.into() }
+    /// The store at `url`; of S3 with the settings in this process's environment (`AWS_ACCESS_KEY_ID` and so on). Nothing is asked
+    /// of it yet.
+    ///
+    /// # Errors
+    /// [`CheckpointError::Store`]: this program was built without it, or settings that cannot be.
+    pub fn open(url: &StoreUrl) -> Result<Self, CheckpointError> {
+        match url {
+            StoreUrl::Folder(root) => Ok(Self::folder(root)),
+            #[cfg(feature = "s3")]
+            StoreUrl::S3 { bucket, prefix } => {
+                let settings = std::env::vars_os();
+                let text = settings.filter_map(|(name, value)| Some((name.into_string().ok()?, value.into_string().ok()?)));
+                let refused = |reason| CheckpointError::Store { url: url.to_string(), reason };
+                Ok(Self::objects(Arc::new(S3::open(bucket, prefix, text).map_err(refused)?), url.to_string()))
+            }
+            #[cfg(not(feature = "s3"))]
+            StoreUrl::S3 { .. } => Err(CheckpointError::Store {
+                url: url.to_string(),
+                reason: "this lockstep was built without S3; build it with `--features s3`, or name a folder, such as file:///backup/run-1"
+                    .into(),
+            }),
+        }
     }
 
-    /// Its folder: that of checkpoints, in the sense of this crate.
-    pub fn root(&self) -> &Path {
-        &self.root
+    /// The store in the folder `root`, which need not exist yet.
+    pub fn folder(root: &Path) -> Self {
+        Self { place: Place::Folder(root.into()) }
+    }
+
+    /// The store in `objects`, called `name`.
+    pub fn objects(objects: Arc<dyn Objects>, name: String) -> Self {
+        Self { place: Place::Objects(objects, name) }
+    }
+
+    /// Its folder, that of checkpoints in the sense of this crate, if it is one.
+    pub fn root(&self) -> Option<&Path> {
+        match &self.place {
+            Place::Folder(root) => Some(root),
+            Place::Objects(..) => None,
+        }
+    }
+
+    /// Its name for a person.
+    pub fn name(&self) -> String {
+        match &self.place {
+            Place::Folder(root) => root.display().to_string(),
+            Place::Objects(_, name) => name.clone(),
+        }
+    }
+
+    /// The steps of which it holds something with a manifest, ascending.
+    ///
+    /// # Errors
+    /// [`CheckpointError::Io`].
+    pub fn steps(&self) -> Result<Vec<u64>, CheckpointError> {
+        match &self.place {
+            Place::Folder(root) => Ok(crate::folder::list(root)?.into_iter().map(|(step, _)| step).collect()),
+            Place::Objects(objects, place) => Remote { objects: &**objects, place }.steps(),
+        }
+    }
+
+    /// Makes room: [`crate::retain`].
+    ///
+    /// # Errors
+    /// [`CheckpointError::Io`].
+    pub fn retain(&self, retention: &Retention) -> Result<(), CheckpointError> {
+        match &self.place {
+            Place::Folder(root) => retain(root, retention).map(drop),
+            Place::Objects(objects, place) => Remote { objects: &**objects, place }.retain(retention).map(drop),
+        }
+    }
+
+    /// The folder of the checkpoint of `step`: in the store, or where it is none of folders, fetched to `root`, where whatever has
+    /// its name is set aside once every byte of it has come and is good.
+    ///
+    /// # Errors
+    /// [`CheckpointError::Io`], worth another try; others say what is wrong with it.
+    pub fn fetch(&self, step: u64, root: &Path) -> Result<PathBuf, CheckpointError> {
+        match &self.place {
+            Place::Folder(store) => Ok(step_dir(store, step)),
+            Place::Objects(objects, place) => Remote { objects: &**objects, place }.fetch(step, root),
+        }
     }
 
     /// Copies a checkpoint; returns the bytes copied. What is there of the step already and is the same stays; what is there
@@ -53,7 +146,11 @@ impl Store {
         if let Some(problem) = from.verify().problems.into_iter().next() {
             return Err(problem);
         }
-        let folder = step_dir(&self.root, from.meta().step);
+        let root = match &self.place {
+            Place::Folder(root) => root,
+            Place::Objects(objects, place) => return Remote { objects: &**objects, place }.put(from),
+        };
+        let folder = step_dir(root, from.meta().step);
         if has_manifest(&folder) {
             let known = Checkpoint::open_alone(&folder);
             if known.is_ok_and(|known| known.meta() == from.meta() && known.verify().good()) {
@@ -75,7 +172,7 @@ impl Store {
             })
             .map_err(|(action, cause)| CheckpointError::Io { action, path: place, cause })?;
         }
-        for folder in [&folder, &self.root] {
+        for folder in [&folder, root] {
             storage.sync_dir(folder).map_err(CheckpointError::io("sync", folder))?;
         }
         // That what arrived is what was sent.

@@ -7,7 +7,7 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use super::Store;
-use crate::folder::{Retention, retain, step_dir};
+use crate::folder::{Retention, step_dir};
 use crate::read::Checkpoint;
 
 /// Pause after the first failure; it doubles up to [`PAUSE_MAX`].
@@ -119,7 +119,7 @@ impl Worker {
     fn run(self) {
         let mut pause = PAUSE;
         while let Some(step) = self.next() {
-            let place = self.store.root().display();
+            let place = self.store.name();
             let (again, word) = match self.copy(step) {
                 Ok(0) => (false, None),
                 Ok(bytes) => {
@@ -191,7 +191,7 @@ impl Worker {
         let also = [self.retention.also.clone(), self.shared.lock().also.clone()].concat();
         let retention = Retention { also, ..self.retention.clone() };
         // What cannot be removed takes room, no more.
-        drop(retain(self.store.root(), &retention));
+        drop(self.store.retain(&retention));
         Ok(bytes)
     }
 }

@@ -17,13 +17,37 @@ use super::{Say, open};
 /// How the last part of a definition begins: what the data turned out to be.
 const DATA_FOUND: &str = "\n[data found]";
 
-/// A folder that does not exist, or is empty.
-fn fresh(out: &Path) -> Result<(), TrainError> {
+/// A folder, given by `flag`, that does not exist, or is empty.
+fn fresh(out: &Path, flag: &str) -> Result<(), TrainError> {
     let empty = fs::read_dir(out).map(|mut found| found.next().is_none()).unwrap_or(!out.exists());
     match empty {
         true => Ok(()),
-        false => Err(TrainError::BadInput(format!("{} holds something already; choose another --out", out.display()))),
+        false => Err(TrainError::BadInput(format!("{} holds something already; choose another {flag}", out.display()))),
     }
+}
+
+/// Has `make` fill a folder beside `out`, which gets that name when it is whole; after an error nothing of it is left.
+pub fn whole<T>(out: &Path, flag: &str, make: impl FnOnce(&Path) -> Result<T, TrainError>) -> Result<T, TrainError> {
+    fresh(out, flag)?;
+    let io = |what, path: &Path| {
+        let path = path.to_owned();
+        move |source| TrainError::Io { what, path, source }
+    };
+    // Its full name: `DIR/..` and the like have no last part.
+    let out = std::path::absolute(out).map_err(io("cannot resolve", out))?;
+    let name =
+        out.file_name().ok_or_else(|| TrainError::BadInput(format!("{flag} {}: it has no name", out.display())))?;
+    let unfinished = out.with_file_name(format!(".{}.unfinished-{}", name.to_string_lossy(), std::process::id()));
+    fs::create_dir_all(&unfinished).map_err(io("cannot create", &unfinished))?;
+    let made = make(&unfinished).and_then(|made| {
+        fs::rename(&unfinished, &out).map_err(io("cannot rename to", &out))?;
+        Ok(made)
+    });
+    if made.is_err() {
+        // The first error counts.
+        drop(fs::remove_dir_all(&unfinished));
+    }
+    made
 }
 
 /// Writes the folder: the run file, then the checkpoint.
@@ -35,12 +59,14 @@ fn write(
     source: &mut dyn FnMut(usize, Kind) -> Result<Vec<f32>, TrainError>,
 ) -> Result<Checkpoint, TrainError> {
     let io = |what, path: PathBuf| move |source| TrainError::Io { what, path, source };
-    let root = out.join("checkpoints");
-    fs::create_dir_all(&root).map_err(io("cannot create", root.clone()))?;
-    let file = out.join("run.toml");
-    fs::write(&file, run_toml).map_err(io("cannot write", file))?;
-    let path = write_tensors(&Disk, &root, tensors, meta, source)?;
-    Ok(Checkpoint::open(&path)?)
+    whole(out, "--out", |out| {
+        let root = out.join("checkpoints");
+        fs::create_dir_all(&root).map_err(io("cannot create", root.clone()))?;
+        let file = out.join("run.toml");
+        fs::write(&file, run_toml).map_err(io("cannot write", file))?;
+        Ok(write_tensors(&Disk, &root, tensors, meta, source)?)
+    })?;
+    Ok(Checkpoint::open(&checkpoint::step_dir(&out.join("checkpoints"), meta.step))?)
 }
 
 /// That a checkpoint holds the tensors of a model, however they are cut.
@@ -85,7 +111,7 @@ pub fn reshard(say: Say, path: &Path, sets: &[String], out: Option<&Path>) -> Re
             run.grid.tp, meta.tp
         )));
     };
-    fresh(out)?;
+    fresh(out, "--out")?;
     let found = meta.definition.find(DATA_FOUND).map_or("", |at| &meta.definition[at..]);
     let definition = run.definition() + found;
     let meta = Meta { tp: run.grid.tp, definition, digest: None, ..meta.clone() };
@@ -108,7 +134,7 @@ pub fn reshard(say: Say, path: &Path, sets: &[String], out: Option<&Path>) -> Re
 }
 
 pub fn average(say: Say, paths: &[PathBuf], out: &Path) -> Result<u8, TrainError> {
-    fresh(out)?;
+    fresh(out, "--out")?;
     let mut all = Vec::new();
     let mut folder = PathBuf::new();
     for path in paths {
@@ -150,7 +176,7 @@ pub fn average(say: Say, paths: &[PathBuf], out: &Path) -> Result<u8, TrainError
 }
 
 pub fn import(say: Say, from: &Path, run: &Run, out: &Path) -> Result<u8, TrainError> {
-    fresh(out)?;
+    fresh(out, "--out")?;
     let weights = HfFolder::open(from, &run.model)?;
     let definition = Corpus::open(run)?.definition(run);
     let meta = Meta {

@@ -155,3 +155,36 @@ fn foreign_checkpoints_are_listed_and_their_structure_checked() {
     fs::write(&path, &bytes[..bytes.len() - 1]).unwrap();
     lab.lockstep(&["ckpt", "verify", "hf"]).expect(2);
 }
+
+/// What the damage is, and nothing half made.
+#[test]
+fn damaged_input_is_named_and_leaves_nothing_behind() {
+    let lab = trained();
+    let paths = [2, 4, 6].map(|step| format!("out/checkpoints/step-{step:08}"));
+    let name = "head.t0.c000000.norm.param.safetensors";
+    let file = lab.path(&paths[0]).join(name);
+    let mut bytes = fs::read(&file).unwrap();
+    let last = bytes.len() - 1;
+    bytes[last] ^= 1;
+    fs::write(&file, bytes).unwrap();
+    // Found in the middle of the work.
+    let before = lab.tree();
+    lab.lockstep(&["ckpt", "average", &paths[1], &paths[0], "--out", "mean"]).expect(0);
+    lab.lockstep(&["ckpt", "average", &paths[1], &paths[0], "--out", "mean"]).expect(2).says(&["another --out"]);
+    fs::remove_dir_all(lab.path("mean")).unwrap();
+    lab.lockstep(&["ckpt", "average", &paths[0], &paths[0], "--out", "mean"]).expect(2).says(&["model.norm", name]);
+    same_tree(&before, &lab.tree());
+    // The only ones there are, cut short.
+    for path in &paths {
+        fs::write(lab.path(path).join(name), "").unwrap();
+    }
+    let before = lab.tree();
+    for args in [
+        &["ckpt", "diff", "out", "out"][..],
+        &["ckpt", "average", "out", "out", "--out", "mean"],
+        &["ckpt", "export", "out", "--hf", "hf"],
+    ] {
+        lab.lockstep(args).expect(2).says(&["every checkpoint of out is damaged", "step 6", "step 2", name]);
+    }
+    same_tree(&before, &lab.tree());
+}

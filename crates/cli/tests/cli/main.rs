@@ -21,5 +21,6 @@ mod pin;
 mod profile;
 mod recover;
 mod recovery;
+mod s3;
 mod signals;
 mod tokens;

@@ -18,7 +18,11 @@ fn uninterrupted() -> &'static str {
 /// The steps that have a checkpoint.
 fn saved(lab: &Lab) -> Vec<u64> {
     let found = fs::read_dir(lab.path("out/checkpoints")).unwrap().map(|e| e.unwrap().file_name());
-    let mut steps: Vec<_> = found.map(|n| n.to_str().unwrap()["step-".len()..].parse().unwrap()).collect();
+    // The marker of the best one stands beside them.
+    let mut steps: Vec<_> = found
+        .filter(|n| n.to_str() != Some("best.json"))
+        .map(|n| n.to_str().unwrap()["step-".len()..].parse().unwrap())
+        .collect();
     steps.sort();
     steps
 }
@@ -104,4 +108,26 @@ fn a_second_signal_ends_at_once() {
         gone_within(Duration::from_secs(2), &pids);
         assert!(saved(&lab).is_empty());
     }
+}
+
+/// Somebody removes the folder of a run at work: it is said, and what can be written again is.
+#[test]
+fn a_run_survives_that_its_folder_is_removed() {
+    let lab = Lab::new();
+    let mut run = lab.start_train("out", &[], &[STEPS, "layout.dp=2", "checkpoint.every=20", "checkpoint.keep=9"]);
+    run.wait_for_step(22);
+    fs::remove_dir_all(lab.path("out")).unwrap();
+    let out = run.end().expect(0);
+    assert!(out.stdout.contains("was REMOVED while the run is at work"), "{out}");
+    assert_eq!(out.digest(), uninterrupted());
+    for name in ["run.toml", "journal.jsonl", "interventions.jsonl", "summary.json", "run.lock"] {
+        assert!(lab.path("out").join(name).exists(), "{name}: {out}");
+    }
+    let events = fs::read_to_string(lab.path("out/events.jsonl")).unwrap();
+    let steps = events.lines().filter(|line| line.contains("\"kind\":\"step\"")).count();
+    assert_eq!(steps, 60, "no line is lost: {events}");
+    let saved = saved(&lab);
+    assert!(saved.contains(&40) && saved.contains(&60) && !saved.contains(&20), "{saved:?}");
+    let resumed = lab.train("out", &["--resume"], &[STEPS]).expect(0);
+    assert!(resumed.stdout.contains("going on after step 60 of "), "{resumed}");
 }

@@ -113,6 +113,9 @@ impl Executor<'_> {
 
     /// Parameters of a bucket from their owners: updated ones, or all of it for its use.
     pub(super) fn params(&mut self, instr: &Instr, bucket: Bucket) -> Result<(), TrainError> {
+        if self.run.layout.zero < 3 {
+            self.settle();
+        }
         let (state, at) = bucket_of(&mut self.chunks, instr, bucket)?;
         let plan = &state.buckets[at].plan;
         let parts: Vec<_> = plan.shards.iter().map(|s| vec![counted_from(plan.at.start, s)]).collect();

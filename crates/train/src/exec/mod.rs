@@ -26,7 +26,9 @@ use crate::error::TrainError;
 use crate::fault::{self, Faults, Strike};
 use crate::guard::Guard;
 use crate::init;
+use crate::lent::{Lent, Loan};
 use crate::mutant::{self, Mutant};
+use crate::persist;
 use crate::place::Place;
 use crate::rank::Pulse;
 use crate::segments::{self, Env};
@@ -64,6 +66,8 @@ pub struct Executor<'a> {
     pub ctx: &'a Ctx,
     /// The fabric.
     pub comm: Comm,
+    /// What of the state is being copied; before `chunks`, so that it is waited for before they are freed.
+    lent: Lent,
     /// State, by chunk.
     pub chunks: BTreeMap<usize, ChunkState>,
     /// The rank whose state is mirrored here, and that state by its chunks.
@@ -150,6 +154,7 @@ impl<'a> Executor<'a> {
             place,
             ctx,
             comm,
+            lent: Lent::default(),
             chunks,
             counts: Counts::default(),
             definition: run.definition(),
@@ -188,8 +193,25 @@ impl<'a> Executor<'a> {
         self.states_mut().try_for_each(|state| state.offload(folder)).map_err(fail)
     }
 
+    /// Lends what this rank writes to who copies it: until then updates wait.
+    pub fn lend(&mut self) -> Loan {
+        self.lent.settle();
+        let mut lent = std::mem::take(&mut self.lent);
+        // SAFETY: the pieces lie in `chunks`, which nothing changes, moves out or frees but after `settle`: an update, gathered
+        // parameters, a fault, `states_mut` and `remains` call it, and `lent` is dropped first.
+        let loan = unsafe { lent.lend(&persist::own_pieces(self)) };
+        self.lent = lent;
+        loan
+    }
+
+    /// Waits until nothing of the state is lent: before it is changed, or taken out.
+    pub fn settle(&mut self) {
+        self.lent.settle();
+    }
+
     /// The state of this rank, then what it mirrors.
     pub fn states_mut(&mut self) -> impl Iterator<Item = &mut ChunkState> {
+        self.lent.settle();
         self.chunks.values_mut().chain(self.mirrors.iter_mut().flat_map(|(_, chunks)| chunks.values_mut()))
     }
 
@@ -319,6 +341,7 @@ impl<'a> Executor<'a> {
                 }
             }
             Op::Apply => {
+                self.lent.settle();
                 let verdict = self.verdict.as_ref().filter(|_| self.decision.is_some());
                 let verdict = verdict.ok_or_else(|| TrainError::Internal("apply before the vote".into()))?;
                 let (number, mirrors_from) = (self.chunks.range(..instr.chunk).count(), self.chunks.len());
@@ -350,6 +373,7 @@ impl<'a> Executor<'a> {
         for strike in self.faults.strike(self.step, program, at) {
             match strike {
                 Strike::Moment(number) | Strike::Weight(number) => {
+                    self.lent.settle();
                     let weight = matches!(strike, Strike::Weight(_));
                     let Some(state) = self.chunks.values_mut().next() else { continue };
                     let Some(bucket) = state.buckets.iter().position(|b| !b.moment1.is_empty()) else { continue };

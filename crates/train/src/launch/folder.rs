@@ -33,7 +33,15 @@ pub struct EventLog {
     len: u64,
     began: Instant,
     broken: bool,
+    path: PathBuf,
+    // What else is given its name again if the folder is removed.
+    others: Vec<(File, PathBuf)>,
+    // The lock of the folder that was made again.
+    lock: Option<Lock>,
 }
+
+/// What a run's folder has from its start on, beside its events.
+const OTHERS: [&str; 3] = [LOCK, "run.toml", "interventions.jsonl"];
 
 impl EventLog {
     fn open(path: &Path) -> io::Result<Self> {
@@ -48,7 +56,12 @@ impl EventLog {
             file.write_all(b"\n")?;
             len += 1;
         }
-        Ok(Self { file, len, began: Instant::now(), broken: false })
+        let beside = |name| {
+            let path = path.with_file_name(name);
+            File::open(&path).ok().map(|file| (file, path))
+        };
+        let others = OTHERS.into_iter().filter_map(beside).collect();
+        Ok(Self { file, len, began: Instant::now(), broken: false, path: path.into(), others, lock: None })
     }
 
     /// Seconds count from `began` on, as those of recoveries do.
@@ -56,8 +69,33 @@ impl EventLog {
         self.began = began;
     }
 
-    /// Appends an event. A full disk must not stop a run: it is said once; a line is written whole or not at all.
-    pub fn write(&mut self, event: &Event) {
+    /// Appends an event. A full disk must not stop a run: it is said once; a line is written whole or not at all. A folder
+    /// that was removed is made again; returns what the person should know of that.
+    pub fn write(&mut self, event: &Event) -> Option<Event> {
+        let notice = self.restore().map(|text| Event::Notice { text });
+        notice.iter().chain([event]).for_each(|event| self.append(event));
+        notice
+    }
+
+    fn restore(&mut self) -> Option<String> {
+        // Where that is not possible the next words say so: they find no file.
+        let file = events::restore(&self.file, &self.path).ok()??;
+        self.file = file;
+        for (file, path) in &mut self.others {
+            if let Ok(Some(again)) = events::restore(file, path) {
+                *file = again;
+            }
+        }
+        let folder = self.path.parent().unwrap_or(Path::new("."));
+        self.lock = RunFolder::new(folder).lock().ok();
+        let text = format!(
+            "the run's folder {} was REMOVED while the run is at work; it is made again with run.toml, events.jsonl and the journal, and the run goes on. LOST is what else was in it: checkpoints written so far (copies in checkpoint.store stay), best.json, traces; until the next checkpoint is written the state is in memory alone",
+            folder.display()
+        );
+        Some(text)
+    }
+
+    fn append(&mut self, event: &Event) {
         let line = event.to_line(self.began.elapsed().as_secs_f64()) + "\n";
         match self.file.write_all(line.as_bytes()) {
             Ok(()) => self.len += line.len() as u64,

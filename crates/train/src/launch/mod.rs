@@ -29,7 +29,7 @@ use kernels::Simd;
 use observe::goodput::Account;
 use program::bytes::Sizes;
 use program::{Mirrors, Mode, check};
-use spec::{Run, Transport};
+use spec::{Run, StoreUrl, Transport};
 
 pub use folder::RunFolder;
 pub use hosts::Hosts;
@@ -170,7 +170,7 @@ pub fn train_mutant(
     let done = resume.as_ref().map_or(0, |(step, _)| *step);
     let profiling = request.profile.map(|window| Profiling::new(window, run, done, folder.traces())).transpose()?;
     injection.check(run, done).map_err(TrainError::BadInput)?;
-    if let Some(store) = &run.checkpoint.store {
+    if let Some(StoreUrl::Folder(store)) = &run.checkpoint.store {
         std::fs::create_dir_all(store).map_err(|e| {
             let store = store.display();
             TrainError::BadInput(format!(
@@ -199,8 +199,9 @@ pub fn train_mutant(
     }
     let mut observe = |event: &Event| {
         for event in watch.take(event) {
-            log.write(&event);
-            observe(&event);
+            for event in log.write(&event).iter().chain([&event]) {
+                observe(event);
+            }
         }
     };
     if let Some(mutant) = mutant {
@@ -212,6 +213,12 @@ pub fn train_mutant(
     }
     if run.layout.world() == 1 {
         let text = "one rank: its state has no mirror, checkpoints on disk alone protect it".into();
+        observe(&Event::Notice { text });
+    }
+    if run.checkpoint.every == Some(0) {
+        let text = format!(
+            "checkpoint.every = 0: no checkpoint is written on the way; a failure that takes the state with all its holders sets the run back to step {done}"
+        );
         observe(&Event::Notice { text });
     }
     if let Some(text) = mirror_sentence(run) {

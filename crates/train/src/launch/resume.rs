@@ -1,4 +1,5 @@
-//! Whether a run may use its folder, and the checkpoint that it goes on from. Nothing here writes.
+//! Whether a run may use its folder, and the checkpoint that it goes on from. Nothing here writes but what is fetched from a
+//! store of objects.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -6,6 +7,7 @@ use std::io;
 use std::path::Path;
 
 use checkpoint::Checkpoint;
+use checkpoint::store::Store;
 use kernels::NUMERICS_VERSION;
 use spec::Run;
 
@@ -31,6 +33,9 @@ impl RunFolder {
     /// a store that holds another run's.
     pub fn resume_point(&self, run: &Run, definition: &str, resume: bool) -> Result<Resume, TrainError> {
         let used = self.in_use()?;
+        let store = run.checkpoint.store.as_ref().map(Store::open).transpose();
+        let store = store.map_err(|e| TrainError::BadInput(e.to_string()))?;
+        let unreachable = |e| TrainError::BadInput(format!("checkpoint.store cannot be used: {e}"));
         if !resume {
             if used {
                 return Err(TrainError::BadInput(format!(
@@ -38,29 +43,41 @@ impl RunFolder {
                     self.path().display()
                 )));
             }
-            if let Some(store) = &run.checkpoint.store
-                && !checkpoint::list(store)?.is_empty()
+            if let Some(store) = store
+                && !store.steps().map_err(unreachable)?.is_empty()
             {
                 return Err(TrainError::BadInput(format!(
-                    "checkpoint.store {} holds checkpoints already; add --resume to go on from them, or name another folder",
-                    store.display()
+                    "checkpoint.store {} holds checkpoints already; add --resume to go on from them, or name another place",
+                    store.name()
                 )));
             }
             return Ok(Resume::default());
         }
         let mut resume = Resume::default();
-        let store = run.checkpoint.store.as_deref();
-        let mut found = Vec::new();
-        for root in std::iter::once(self.checkpoints().as_path()).chain(store) {
-            found.extend(checkpoint::list(root)?.into_iter().map(|(step, path)| (step, path, Some(root) == store)));
+        let near = checkpoint::list(&self.checkpoints())?.into_iter().map(|(step, path)| (step, Some(path)));
+        let mut found: Vec<_> = near.collect();
+        if let Some(store) = &store {
+            found.extend(store.steps().map_err(unreachable)?.into_iter().map(|step| (step, None)));
         }
         // The newest first; of one step the nearer one.
-        found.sort_by_key(|(step, _, far)| (std::cmp::Reverse(*step), *far));
+        found.sort_by_key(|(step, path)| (std::cmp::Reverse(*step), path.is_none()));
         let mut reasons = Vec::new();
-        for (step, path, far) in found {
-            let problem = match Checkpoint::open(&path) {
+        for (step, path) in found {
+            let far = path.is_none();
+            let opened = match (path, &store) {
+                (Some(path), _) => Checkpoint::open(&path).map(|one| (path, one)),
+                (None, Some(store)) => store
+                    .fetch(step, &self.checkpoints())
+                    .and_then(|path| Checkpoint::open(&path).map(|one| (path, one))),
+                (None, None) => continue,
+            };
+            let problem = match opened {
                 Err(e) => e,
-                Ok(one) => {
+                Ok((path, one)) => {
+                    if path == checkpoint::step_dir(&self.checkpoints(), step) {
+                        // A damaged one that was in its place is set aside already.
+                        resume.damaged.retain(|damaged| *damaged != step);
+                    }
                     self.same_run(run, definition, &one)?;
                     // Every byte, before anything is touched.
                     match one.verify_with(crate::pin::allowed().len()).problems.into_iter().next() {
@@ -86,7 +103,7 @@ impl RunFolder {
         Err(TrainError::BadInput(format!(
             "--resume finds no complete checkpoint under {}{}; start the run without --resume in another --run-dir{}",
             self.checkpoints().display(),
-            store.map_or(String::new(), |store| format!(" or {}", store.display())),
+            store.map_or(String::new(), |store| format!(" or {}", store.name())),
             reasons.concat()
         )))
     }

@@ -57,6 +57,7 @@ pub fn load(job: &Job, executor: &mut Executor, start: Start) -> Result<Loaded, 
 fn half_loaded(executor: &mut Executor, peers: Box<Peers>) -> Option<Box<Remains>> {
     let Peers { remains: before, whole, step, .. } = *peers;
     let Some(best) = whole else { return before };
+    executor.settle();
     Some(Box::new(Remains {
         generation: 0,
         settled: false,

@@ -53,7 +53,7 @@ pub fn checkpoint(bench: &Bench, args: &Args) -> Result<Vec<Figure>, String> {
     let every = format!("checkpoint.every={EVERY}");
     let (mut waits, mut shares, mut beside, mut behind) = (Vec::new(), Vec::new(), Vec::new(), Vec::new());
     let (mut stopped, mut whole, mut size) = (Vec::new(), Vec::new(), 0.0);
-    for _ in 0..args.rounds {
+    for _ in bench.rounds(args.rounds) {
         // Beside the steps, which leave no core idle; the plain file is written by as humble a process.
         let mut plains = Vec::new();
         let steps = WARMUP as u64 + 4 * EVERY;
@@ -124,7 +124,7 @@ pub fn verify(bench: &Bench, args: &Args) -> Result<Vec<Figure>, String> {
     let run = bench.run(&Job { shape: shape("L", Some(512)), mode: "dp2-zero0", steps: 1, sets: &[], args: &[] })?;
     let bytes = checkpoints(&run).last().map(|(.., bytes)| *bytes).ok_or("no checkpoint")?;
     let mut rates = Vec::new();
-    for _ in 0..args.rounds {
+    for _ in bench.rounds(args.rounds) {
         let mut command = bench.machine.command(1, &bench.binary);
         let began = Instant::now();
         process::output(command.arg("ckpt").arg("verify").arg(&run.folder), Duration::from_secs(120))?;

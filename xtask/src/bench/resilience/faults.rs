@@ -46,7 +46,7 @@ fn struck(bench: &Bench, signal: &'static str, round: u32, rounds: u32) -> Resul
 pub fn kill(bench: &Bench, args: &Args) -> Result<Vec<Figure>, String> {
     let (mut seen, mut back, mut over, mut lost) = (Vec::new(), Vec::new(), Vec::new(), 0);
     let mut phases = String::new();
-    for round in 0..args.rounds {
+    for round in bench.rounds(args.rounds) {
         let (run, at) = struck(bench, "-KILL", round, args.rounds)?;
         let trouble = run.after(at, is_trouble).ok_or("nobody saw that a rank was gone")?;
         let next = run.after(trouble, is_step).ok_or("no step after the kill")?;
@@ -76,7 +76,7 @@ pub fn kill(bench: &Bench, args: &Args) -> Result<Vec<Figure>, String> {
 /// A rank that stands still.
 pub fn stop(bench: &Bench, args: &Args) -> Result<Vec<Figure>, String> {
     let (mut named, mut limit) = (Vec::new(), Vec::new());
-    for round in 0..args.rounds {
+    for round in bench.rounds(args.rounds) {
         let (run, at) = struck(bench, "-STOP", round, args.rounds)?;
         let by_name = |e: &Event| matches!(e, Event::Trouble(t) if t.rank == Some(1));
         named.push(run.after(at, by_name).ok_or("the stopped rank was not named")? - at);
@@ -94,7 +94,7 @@ pub fn cut(bench: &Bench, args: &Args) -> Result<Vec<Figure>, String> {
     let shape = shape("M", None);
     let job = Job { shape, mode: "dp2-zero0", steps: STRIKE + AFTER, sets: &[], args: &["--inject", inject.as_str()] };
     let (mut named, mut limit) = (Vec::new(), Vec::new());
-    for _ in 0..args.rounds {
+    for _ in bench.rounds(args.rounds) {
         let run = bench.run(&job)?;
         let at = run.after(0.0, |e| matches!(e, Event::FaultFired { .. })).ok_or("no link was cut")?;
         named.push(run.after(at, is_trouble).ok_or("the cut was not noticed")? - at);
@@ -112,7 +112,7 @@ pub fn controller(bench: &Bench, args: &Args) -> Result<Vec<Figure>, String> {
     let shape = shape("M", None);
     let job = Job { shape, mode: "dp2-zero0", steps: STRIKE + AFTER, sets: &[], args: &["--inject", inject.as_str()] };
     let mut delays = Vec::new();
-    for _ in 0..args.rounds {
+    for _ in bench.rounds(args.rounds) {
         let run = bench.run(&job)?;
         let steps: Vec<(f64, u64)> = run
             .events

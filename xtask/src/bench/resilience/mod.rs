@@ -21,14 +21,14 @@ pub struct Args {
     /// Rows, such as kill,stop [default: all]
     #[arg(long, value_delimiter = ',')]
     rows: Vec<String>,
-    /// Rounds of each row; medians are shown.
+    /// Rounds of each row, fewer where they take longer than a minute and a half; medians are shown.
     #[arg(long, default_value_t = 3, value_parser = clap::value_parser!(u32).range(1..))]
     rounds: u32,
-    /// Tokens of a step in the rows of mirrors.
-    #[arg(long, default_value_t = 8192)]
-    tokens: usize,
+    /// Tokens of a step in the rows of mirrors [default: 8192; 2048 at L, whose cost at 8192 is then estimated].
+    #[arg(long)]
+    tokens: Option<usize>,
     /// Seconds of the run whose goodput is taken; a fault strikes every 20 s.
-    #[arg(long, default_value_t = 50.0)]
+    #[arg(long, default_value_t = 90.0)]
     seconds: f64,
     /// Also measure torchrun with DCP (PyTorch is installed once, under target/peer-env); else its figures are those of earlier.
     #[arg(long)]

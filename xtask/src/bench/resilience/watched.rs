@@ -17,7 +17,9 @@ use super::peer::Figures;
 use crate::prove::launch::piped;
 
 /// Longest run.
-const LIMIT: Duration = Duration::from_secs(600);
+const LIMIT: Duration = Duration::from_secs(150);
+/// A row begins no other round after so long.
+const ROW: Duration = Duration::from_secs(90);
 /// Steps that do not count.
 pub const WARMUP: usize = 2;
 
@@ -104,6 +106,12 @@ pub fn mode(name: &str) -> &'static Mode {
 impl<'a> Bench<'a> {
     pub fn new(binary: PathBuf, folder: &'a Path, machine: &'a Machine, peer: Figures) -> Self {
         Self { binary, folder, machine, peer, runs: Cell::new(0) }
+    }
+
+    /// The numbers of the rounds of a row: `rounds`, at least one, and no further one once the row has taken long.
+    pub fn rounds(&self, rounds: u32) -> impl Iterator<Item = u32> {
+        let began = Instant::now();
+        (0..rounds).take_while(move |round| *round == 0 || began.elapsed() < ROW)
     }
 
     /// Runs `job` to its end; `watch` sees each event with its time and may strike. The folder stays until [`Bench::forget`].
