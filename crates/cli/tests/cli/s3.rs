@@ -53,6 +53,6 @@ fn a_run_goes_on_from_a_bucket() {
     assert_eq!(resumed.digest(), undisturbed.digest());
     // Away for good.
     let gone = [("AWS_ENDPOINT".to_owned(), "http://127.0.0.1:9".to_owned())];
-    let away: Vec<_> = settings.iter().cloned().filter(|(name, _)| name != "AWS_ENDPOINT").chain(gone).collect();
+    let away: Vec<_> = settings.iter().filter(|(name, _)| name != "AWS_ENDPOINT").cloned().chain(gone).collect();
     train_in("other", &sets, &["--resume"], &away).expect(2).says(&["checkpoint.store", "s3://bucket/runs/one"]);
 }
