@@ -64,7 +64,7 @@ fn write(
         fs::create_dir_all(&root).map_err(io("cannot create", root.clone()))?;
         let file = out.join("run.toml");
         fs::write(&file, run_toml).map_err(io("cannot write", file))?;
-        Ok(write_tensors(&Disk, &root, tensors, meta, source)?)
+        write_tensors(&Disk, &root, tensors, meta, source)
     })?;
     Ok(Checkpoint::open(&checkpoint::step_dir(&out.join("checkpoints"), meta.step))?)
 }
