@@ -21,6 +21,7 @@ import threading
 import time
 
 PLAIN, ASYNC, SAVES, KILL_AFTER, END = 6, 4, 3, 5, 9
+LIMIT_S = 100
 
 
 def log(folder, rank, **fields):
@@ -121,9 +122,16 @@ def main():
     here = pathlib.Path(__file__)
     command = [sys.executable, "-B", "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={spec['ranks']}"]
     command += ["--max-restarts=3", str(here), sys.argv[1]]
-    done = subprocess.run(command, stdin=subprocess.DEVNULL, stdout=sys.stderr, timeout=120)
-    if done.returncode:
-        return done.returncode
+    # A session of its own: what does not come back is ended with all of its ranks.
+    run = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=sys.stderr, start_new_session=True)
+    try:
+        if run.wait(timeout=LIMIT_S):
+            return run.returncode
+    except subprocess.TimeoutExpired:
+        os.killpg(run.pid, signal.SIGKILL)
+        run.wait()
+        print(f"torchrun did not come back within {LIMIT_S} s", file=sys.stderr)
+        return 1
     logs = [[json.loads(line) for line in open(folder / f"log-{rank}.jsonl")] for rank in range(spec["ranks"])]
     lines = sorted((line for log in logs for line in log), key=lambda line: line["t"])
     killed = next(line["t"] for line in lines if line["kind"] == "kill")

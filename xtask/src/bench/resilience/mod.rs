@@ -103,10 +103,17 @@ pub fn run(root: &Path, args: &Args) -> Result<bool, String> {
     let binary = build(root)?;
     let folder = tempfile::tempdir().map_err(|e| format!("cannot make a folder: {e}"))?;
     machine.notes(2).iter().for_each(|note| println!("# {note}"));
-    let peer = if args.peer { peer::Figures::measure(root, folder.path())? } else { peer::Figures::earlier() };
+    let mut complete = true;
+    let peer = match args.peer {
+        true => peer::Figures::measure(root, folder.path()).unwrap_or_else(|why| {
+            complete = false;
+            println!("# peer: error: {why}");
+            peer::Figures::earlier()
+        }),
+        false => peer::Figures::earlier(),
+    };
     println!("# peer: {}", peer.origin);
     let bench = Bench::new(binary, folder.path(), &machine, peer);
-    let mut complete = true;
     for (name, measure) in rows {
         match measure(&bench, args) {
             Ok(figures) => figures.iter().for_each(|figure| println!("{name:<11} {figure}")),
