@@ -282,6 +282,24 @@ fn wrong_token_and_wrong_generation_are_refused() {
 }
 
 #[test]
+fn who_calls_a_host_that_answers_nothing_hears_that_the_world_is_over() {
+    // A port whose queue is full is as mute as a host that was cut off.
+    let mute = std::net::TcpListener::bind((LOCALHOST, 0)).expect("bind");
+    let addr = mute.local_addr().expect("an address");
+    let brief = Duration::from_millis(200);
+    let queue: Vec<TcpStream> =
+        std::iter::from_fn(|| TcpStream::connect_timeout(&addr, brief).ok()).take(5_000).collect();
+    assert!(queue.len() < 5_000, "its queue is never full");
+    let (second, own) = TcpListenerHandle::bind(LOCALHOST).expect("bind");
+    let began = Instant::now();
+    let over = || (began.elapsed() > brief).then(|| "its host is gone".to_owned());
+    let patient = FabricOptions { deadline_ms: 30_000, ..options() };
+    let error = second.connect_unless(1, &[addr, own], &TOKEN, &patient, &over).err().expect("nobody answers");
+    assert!(matches!(&error, FabricError::Aborted { reason } if reason == "its host is gone"), "{error}");
+    assert!(began.elapsed() < Duration::from_secs(5), "{:?}", began.elapsed());
+}
+
+#[test]
 fn noise_on_the_port_is_ignored() {
     let (first, addr_first) = TcpListenerHandle::bind(LOCALHOST).expect("bind");
     let (second, addr_second) = TcpListenerHandle::bind(LOCALHOST).expect("bind");

@@ -7,12 +7,14 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{Receiver, channel};
 use std::time::{Duration, Instant};
 
-use policy::Process;
+use fabric::FabricOptions;
+use policy::{Origin, Process};
 
 use super::client::{Agent, Ended, run};
 use super::handshake::Key;
 use super::server::{Door, Remote};
 use crate::agent::{Agents, Heard, News};
+use crate::wire::{Assignment, FabricSpec, ToRank};
 
 const PATIENCE: Duration = Duration::from_secs(20);
 
@@ -113,6 +115,34 @@ fn an_agent_that_stays_away_is_lost_and_its_next_life_is_another() {
     let (life, _, stop) = agent(at.to_string(), "/bin/echo");
     wait(remote.news(), lost("h"));
     wait(remote.news(), |news| matches!(news, News::Joined { .. }));
+    stop.store(true, Ordering::Relaxed);
+    drop(life.join());
+}
+
+#[test]
+fn the_token_of_a_world_does_not_travel() {
+    let folder = tempfile::tempdir().unwrap();
+    // It says what it is told.
+    let rank = folder.path().join("rank");
+    std::fs::write(&rank, "#!/bin/sh\nexec cat\n").unwrap();
+    std::fs::set_permissions(&rank, std::os::unix::fs::PermissionsExt::from_mode(0o755)).unwrap();
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let mut remote = Remote::listen(listener, door(1, Vec::new())).unwrap();
+    let (life, _, stop) = agent(remote.address().to_string(), rank.to_str().unwrap());
+    wait(remote.news(), |news| matches!(news, News::Joined { .. }));
+    remote.spawn("h", Process(1), 50, &serde_json::json!({}));
+    let options = FabricOptions { generation: 3, ..FabricOptions::default() };
+    let fabric = remote.fabric(&[Process(1)], false, &options).unwrap().remove(0);
+    assert!(matches!(fabric, FabricSpec::Keyed { .. }), "{fabric:?}");
+    let (run_toml, cores, faults) = (String::new(), Vec::new(), Vec::new());
+    let place = Assignment { generation: 3, rank: 0, world: 1, run_toml, fabric, cores, origin: Origin::Fresh, faults };
+    remote.say(Process(1), &ToRank::Assign(Box::new(place)));
+    let told = |news: &News| matches!(news, News::Process(_, Heard::Line(line)) if line.contains("Assign"));
+    let News::Process(_, Heard::Line(line)) = wait(remote.news(), told) else { unreachable!() };
+    let ToRank::Assign(place) = serde_json::from_str(&line).unwrap() else { panic!("{line}") };
+    let token = Key::new(b"a token of this test").secret("test world 3");
+    let bind = std::net::Ipv4Addr::LOCALHOST.into();
+    assert_eq!(place.fabric, FabricSpec::Tcp { token, bind });
     stop.store(true, Ordering::Relaxed);
     drop(life.join());
 }

@@ -25,6 +25,8 @@ const WHAT: &str = "connect by TCP";
 const HELLO_TIMEOUT: Duration = Duration::from_secs(2);
 /// Callers that may be introducing themselves at once; the oldest goes first.
 const CALLERS_MAX: usize = 256;
+/// How long a call waits before it is made again.
+const CALL: Duration = Duration::from_millis(500);
 /// Pause between looks at the port.
 const NAP: Duration = Duration::from_micros(300);
 
@@ -115,8 +117,18 @@ impl TcpListenerHandle {
         let mut calls: Vec<Call> = Vec::new();
         for target in 0..rank {
             let addr = addrs[target as usize];
-            let pending = call(addr, deadline)
-                .map_err(|e| FabricError::setup(WHAT, format!("rank {rank} calls rank {target} at {addr}: {e}")))?;
+            let problem = |e| FabricError::setup(WHAT, format!("rank {rank} calls rank {target} at {addr}: {e}"));
+            let pending = loop {
+                match call(addr, deadline) {
+                    // A host that is cut off answers nothing; nobody waits for it when the world is over.
+                    Err(e) if e.kind() == ErrorKind::TimedOut && Instant::now() < deadline => {
+                        if let Some(reason) = over() {
+                            return Err(FabricError::Aborted { reason });
+                        }
+                    }
+                    called => break called.map_err(problem)?,
+                }
+            };
             calls.push(Call { target, pending, said: None });
         }
         let mut streams: Vec<Option<TcpStream>> = (0..world).map(|_| None).collect();
@@ -164,10 +176,10 @@ impl Dice {
     }
 }
 
-/// Calls `addr`; it speaks first.
+/// Calls `addr` for at most [`CALL`]; it speaks first.
 fn call(addr: SocketAddr, deadline: Instant) -> std::io::Result<Pending> {
     let left = deadline.saturating_duration_since(Instant::now()).max(Duration::from_millis(1));
-    let stream = TcpStream::connect_timeout(&addr, left)?;
+    let stream = TcpStream::connect_timeout(&addr, left.min(CALL))?;
     stream.set_nodelay(true)?;
     stream.set_nonblocking(true)?;
     Ok(Pending::new(stream))
