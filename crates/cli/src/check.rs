@@ -106,14 +106,21 @@ fn memory(run: &spec::Run) -> String {
         ("gradients and gathered", plan.gradients),
         ("mirrors", plan.mirrors),
         ("activations", plan.activations),
+        ("copy for checkpoints", plan.copy),
         ("in flight", plan.in_flight),
+        ("products", plan.scratch),
         ("messages", plan.messages),
     ];
     let mb = |bytes: u64| bytes as f64 / 1e6;
     let parts =
         parts.into_iter().filter(|(_, bytes)| *bytes > 0).map(|(what, bytes)| format!("{what} {:.1}", mb(bytes)));
     let parts = parts.collect::<Vec<_>>().join(" + ");
-    format!("memory: rank {rank} takes {:.1} MB = {parts}, and the process itself", mb(plan.total()))
+    let arena = plan.at_once.map(|bytes| {
+        let buffers = mb(plan.activations + plan.in_flight);
+        format!(" | of {buffers:.1} MB of buffers {:.1} MB are in use at once", mb(bytes))
+    });
+    let arena = arena.unwrap_or_default();
+    format!("memory: rank {rank} takes {:.1} MB = {parts}, and the process itself{arena}", mb(plan.total()))
 }
 
 /// The comparison that was asked for, if any.

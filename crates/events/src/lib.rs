@@ -227,6 +227,9 @@ pub struct RankReport {
     /// Most bytes at once of gradients before their sums over ranks, summed over the chunks.
     #[serde(default)]
     pub leaves_bytes: u64,
+    /// Bytes of buffers for the values of a step, in use or spare.
+    #[serde(default)]
+    pub buffers_bytes: u64,
     /// (axis and operation, calls, bytes sent), groups of one left out.
     pub traffic: Vec<(String, u64, u64)>,
     /// (class, seconds): where the rank's time went.

@@ -28,6 +28,7 @@ pub use violation::{Place, Violation, Wait};
 use crate::bytes::Sizes;
 use crate::instr::{Mode, Program};
 use crate::kept::Kept;
+use crate::shelf::Shelf;
 
 /// Violations that are kept of one rank; what follows the first few is mostly their echo.
 const VIOLATIONS_PER_RANK_MAX: usize = 16;
@@ -56,9 +57,19 @@ pub fn check(
     let step = order::Step { model, grid, layout, mode, sizes: &sizes, laws: &laws, sums };
     let mut violations: Vec<Violation> = programs.iter().flat_map(|p| order::check(&step, p)).collect();
     let kept = Kept::new(model, grid, layout, seq);
-    let outcome = run::run(programs, layout, mode, &kept);
+    let mut outcome = run::run(programs, layout, mode, &kept);
+    shelve(&mut outcome.ranks, programs, layout, mode, &kept);
     violations.extend(outcome.violations);
     if violations.is_empty() { Ok(Report::new(outcome.ranks, layout)) } else { Err(violations) }
+}
+
+/// Where layers go to files, what is kept for backward in memory is less.
+fn shelve(ranks: &mut [RankReport], programs: &[Program], layout: &Layout, mode: Mode, kept: &Kept) {
+    if mode == Mode::Train && layout.offload.activations() {
+        for (report, program) in ranks.iter_mut().zip(programs) {
+            report.peak_kept = Shelf::new(program).most_kept(program, kept);
+        }
+    }
 }
 
 #[cfg(test)]

@@ -11,6 +11,7 @@ pub mod buckets;
 pub mod bytes;
 pub mod check;
 pub mod cost;
+mod flow;
 pub mod instr;
 pub mod kept;
 pub mod lower;
@@ -20,6 +21,7 @@ pub mod ownership;
 pub mod placement;
 pub mod print;
 pub mod schedule;
+pub mod shelf;
 pub mod state;
 #[cfg(test)]
 mod testing;
@@ -31,4 +33,5 @@ pub use instr::{Axis, Exchange, Instr, Mode, Op, Pass, Program, Segment, TOKEN_B
 pub use lower::{lower, lower_all, lower_all_parts, lower_parts};
 pub use mirror::Mirrors;
 pub use schedule::{Task, tasks};
+pub use shelf::Shelf;
 pub use state::chunk_tensors;

@@ -8,12 +8,14 @@ use std::collections::hash_map::Entry;
 use std::collections::{HashMap, HashSet};
 
 use spec::tree::Counter;
-use spec::{Accumulate, Class, Coords, Grid, Layout, Model, Offload, Unit};
+use spec::{Accumulate, Class, Coords, Grid, Layout, Model, Unit};
 
 use crate::buckets::{Bucket, BucketPlan, ChunkPlan};
+use crate::flow::{self, Spare};
 use crate::instr::{Axis, Exchange, Instr, Op, Pass, Program, Segment, TOKEN_BLOCK, Value};
 use crate::kept::Kept;
 use crate::mirror::Mirrors;
+use crate::shelf::Shelf;
 
 /// Bytes of an element.
 const FLOAT: u64 = 4;
@@ -23,7 +25,7 @@ const FLOAT: u64 = 4;
 pub struct Plan {
     /// Parameters that stay over a step.
     pub parameters: u64,
-    /// Moments of what the rank owns; offloaded: those of two neighbouring buckets.
+    /// Moments of what the rank owns; offloaded: those of one bucket.
     pub optimizer: u64,
     /// Gradients: accumulators, finished leaves, their sums; and gathered parameters, which come out of the same buffers.
     pub gradients: u64,
@@ -33,10 +35,16 @@ pub struct Plan {
     pub mirrors: u64,
     /// What forward keeps for backward, at most.
     pub activations: u64,
+    /// The copy of parameters and moments that a checkpoint is written from beside the steps.
+    pub copy: u64,
     /// The stream, and what the segments use inside.
     pub in_flight: u64,
+    /// The largest right operand of a product, which is packed.
+    pub scratch: u64,
     /// Rings between this rank and those that it exchanges with.
     pub messages: u64,
+    /// Of activations and what is in flight, most that is in use at once; the rest is buffers that wait for their length.
+    pub at_once: Option<u64>,
 }
 
 impl Plan {
@@ -44,10 +52,20 @@ impl Plan {
     pub fn new(model: &Model, grid: &Grid, layout: &Layout, seq: usize, program: &Program, ring: u64) -> Self {
         let at = layout.coords(program.rank);
         let mut plan = Self {
-            activations: kept(&Kept::new(model, grid, layout, seq), program),
-            in_flight: in_flight(model, grid, layout, seq),
+            activations: {
+                let shelf = if layout.offload.activations() { Shelf::new(program) } else { Shelf::default() };
+                shelf.most_kept(program, &Kept::new(model, grid, layout, seq))
+            },
             messages: 2 * ring * peers(layout, program.rank),
+            scratch: FLOAT * right_operand(model, grid, layout, seq) as u64,
             ..Self::default()
+        };
+        plan.in_flight = match flow::bytes(model, grid, layout, seq, program) {
+            Some((all, at_once)) => {
+                plan.at_once = Some(at_once);
+                all.saturating_sub(plan.activations)
+            }
+            None => in_flight(model, grid, layout, seq),
         };
         for chunk in layout.chunks_of(at.pp) {
             let chunk_plan = ChunkPlan::new(model, grid, layout, chunk, at);
@@ -56,6 +74,7 @@ impl Plan {
                 let owned = bucket.owned(at).len();
                 plan.parameters += FLOAT * if layout.zero == 3 { owned } else { bucket.at.len() } as u64;
                 moments.push(2 * FLOAT * owned as u64);
+                plan.copy += 3 * FLOAT * bucket.part(at).len() as u64;
             }
             plan.optimizer += resident(&moments, layout);
             let mut grads = Grads::new(grid, layout, program.rank, &chunk_plan);
@@ -79,18 +98,17 @@ impl Plan {
 
     /// All of it.
     pub fn total(&self) -> u64 {
-        let Self { parameters, optimizer, gradients, leaves: _, mirrors, activations, in_flight, messages } = *self;
-        parameters + optimizer + gradients + mirrors + activations + in_flight + messages
+        let state = self.parameters + self.optimizer + self.gradients + self.mirrors;
+        state + self.activations + self.copy + self.in_flight + self.scratch + self.messages
     }
 }
 
-/// Most bytes that `program` keeps for backward.
-fn kept(sizes: &Kept, program: &Program) -> u64 {
-    let mut now = 0;
-    program.instrs.iter().fold(0, |most, instr| {
-        now += sizes.change(instr);
-        now.max(most)
-    }) as u64
+/// Numbers of the largest right operand of a product: weights that are used together, or the rows of a lane.
+fn right_operand(model: &Model, grid: &Grid, layout: &Layout, seq: usize) -> usize {
+    let heads = (model.heads + 2 * model.kv_heads) * model.head_dim / layout.tp;
+    let inner = 2 * model.moe.as_ref().map_or(model.ffn, |moe| moe.ffn.max(moe.shared_ffn)) / layout.tp;
+    let vocab = model.vocab_padded() / grid.tp;
+    model.hidden * heads.max(inner).max(vocab).max(grid.microbatch * seq / grid.cp)
 }
 
 /// Ranks that `rank` exchanges more with than ballots.
@@ -104,11 +122,11 @@ fn peers(layout: &Layout, rank: usize) -> u64 {
     all.into_iter().filter(|peer| *peer != rank).count() as u64
 }
 
-/// Moments, by bucket, that are in memory at once.
+/// Moments, by bucket, that are in a rank's memory at once; what is read ahead of its use is in the system's cache.
 fn resident(moments: &[u64], layout: &Layout) -> u64 {
-    match layout.offload {
-        Offload::None => moments.iter().sum(),
-        Offload::Optimizer => two_neighbours(moments),
+    match layout.offload.optimizer() {
+        false => moments.iter().sum(),
+        true => moments.iter().copied().max().unwrap_or(0),
     }
 }
 
@@ -117,7 +135,7 @@ pub(crate) fn two_neighbours(buckets: &[u64]) -> u64 {
     buckets.windows(2).map(|pair| pair[0] + pair[1]).chain(buckets.first().copied()).max().unwrap_or(0)
 }
 
-/// The stream and its gradient, local and whole, what attention and feed-forward use beside what they keep, and a block of
+/// Where buffers are not told one by one ([`flow`]): the stream and its gradient, local and whole, what attention and feed-forward use beside what they keep, and a block of
 /// logits; each length at its most.
 fn in_flight(model: &Model, grid: &Grid, layout: &Layout, seq: usize) -> u64 {
     let rows = grid.ep / layout.group * grid.microbatch * seq / layout.cp;
@@ -129,31 +147,6 @@ fn in_flight(model: &Model, grid: &Grid, layout: &Layout, seq: usize) -> u64 {
     let stream = 6 * model.hidden + if layout.tp > 1 { 4 * model.hidden / layout.tp } else { 0 };
     let block = TOKEN_BLOCK.min(grid.microbatch * seq / grid.cp) * model.vocab_padded() / layout.tp;
     FLOAT * (rows * (stream + 2 * (q + 2 * kv) + 3 * inner) + block) as u64
-}
-
-/// Buffers of which each length is used again.
-#[derive(Debug, Default)]
-struct Spare {
-    /// By length: alive, and the most that were.
-    lengths: HashMap<usize, (usize, usize)>,
-}
-
-impl Spare {
-    fn take(&mut self, len: usize) {
-        let (now, most) = self.lengths.entry(len).or_default();
-        *now += 1;
-        *most = (*most).max(*now);
-    }
-
-    fn give(&mut self, len: usize) {
-        if let Some((now, _)) = self.lengths.get_mut(&len) {
-            *now = now.saturating_sub(1);
-        }
-    }
-
-    fn elements(&self) -> u64 {
-        self.lengths.iter().map(|(len, (_, most))| (len * most) as u64).sum()
-    }
 }
 
 /// The gradients of one chunk as the program goes.

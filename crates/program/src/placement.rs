@@ -4,7 +4,7 @@
 //! those of the program, not of a formula.
 
 use spec::tensors::Cut;
-use spec::{Class, Grid, Layout, Model, Offload, Recompute};
+use spec::{Class, Grid, Layout, Model, Recompute};
 
 use crate::buckets::ChunkPlan;
 use crate::check::Report;
@@ -108,7 +108,7 @@ fn bytes(state: State, model: &Model, grid: &Grid, layout: &Layout, report: &Rep
         // What is gathered for its use comes on top, a layer and the next one at a time.
         State::Parameters => 4 * if layout.zero >= 3 { owned } else { all },
         // A bucket and the one after it are in memory at once.
-        State::Optimizer if layout.offload == Offload::Optimizer => 8 * in_use(model, grid, layout),
+        State::Optimizer if layout.offload.optimizer() => 8 * in_use(model, grid, layout),
         State::Optimizer => 8 * owned,
         // The sums of a step; or one accumulator of the data cell at hand.
         State::Gradients => 4 * if layout.zero >= 2 { owned } else { all },
@@ -119,8 +119,10 @@ fn bytes(state: State, model: &Model, grid: &Grid, layout: &Layout, report: &Rep
 fn placed(state: State, model: &Model, layout: &Layout) -> [String; 5] {
     let mut words: [Vec<String>; 5] = Default::default();
     let [replicated, sharded, gathered, materialized, offloaded] = &mut words;
-    if state == State::Optimizer && layout.offload == Offload::Optimizer {
-        offloaded.push("moments".into());
+    match state {
+        State::Optimizer if layout.offload.optimizer() => offloaded.push("moments".into()),
+        State::Activations if layout.offload.activations() => offloaded.push("layers but the next one".into()),
+        _ => {}
     }
     let axes = [("tp", layout.tp), ("cp", layout.cp), ("pp", layout.pp), ("dp", layout.dp)];
     for (axis, _) in axes.into_iter().filter(|(_, ranks)| *ranks > 1) {

@@ -142,7 +142,7 @@ keys! {
     "layout.shard" Int "" false "ranks that share one set of shards, replicated across groups; unset: dp x cp";
     "layout.reshard" Text "\"always\"" false "parameters of zero = 3 are freed: always (after each use) or after_backward (kept from a step's first use to its last)";
     "layout.mirror" Bool "" false "state that one rank alone would have is kept by a second one, too, by sending it the gradients of each step; unset: where ranks are processes";
-    "layout.offload" Text "\"none\"" false "what lies in files and comes to memory for its use: none, or optimizer (the moments)";
+    "layout.offload" Text "\"none\"" false "what lies in files and comes to memory for its use: none, optimizer (the moments), activations (what layers keep for backward), or optimizer+activations";
     "layout.offload_folder" Text "" false "where these files are, which have no name; unset: the run's folder";
     "layout.threads" Int "" false "threads per rank; unset: all cores at one rank, else 1";
     "layout.transport" Text "\"shm\"" false "shm, tcp or threads";

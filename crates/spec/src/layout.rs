@@ -56,6 +56,22 @@ pub enum Offload {
     None,
     /// The optimizer's moments.
     Optimizer,
+    /// What a layer keeps for backward.
+    Activations,
+    /// Both.
+    Both,
+}
+
+impl Offload {
+    /// The moments lie in files.
+    pub fn optimizer(self) -> bool {
+        matches!(self, Self::Optimizer | Self::Both)
+    }
+
+    /// What layers keep for backward goes to a file.
+    pub fn activations(self) -> bool {
+        matches!(self, Self::Activations | Self::Both)
+    }
 }
 
 macro_rules! words {
@@ -80,7 +96,7 @@ macro_rules! words {
 pub(crate) use words;
 
 words!(Reshard: Always = "always", AfterBackward = "after_backward");
-words!(Offload: None = "none", Optimizer = "optimizer");
+words!(Offload: None = "none", Optimizer = "optimizer", Activations = "activations", Both = "optimizer+activations");
 words!(Transport: Shm = "shm", Tcp = "tcp", Threads = "threads");
 words!(Pin: Auto = "auto", Off = "off");
 

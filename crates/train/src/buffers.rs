@@ -4,6 +4,7 @@ use std::collections::{BTreeMap, HashMap, VecDeque};
 use std::ops::Range;
 
 use program::Value;
+use program::shelf::Key;
 use spec::{Leaf, Unit};
 
 use crate::segments::dispatch::{Sent, Work};
@@ -21,6 +22,11 @@ impl Pool {
     /// A buffer of `len` numbers of unknown value.
     pub fn take(&mut self, len: usize) -> Vec<f32> {
         self.free.get_mut(&len).and_then(Vec::pop).unwrap_or_else(|| vec![0.0; len])
+    }
+
+    /// Bytes of what is spare.
+    pub fn bytes(&self) -> u64 {
+        self.free.iter().map(|(len, buffers)| 4 * (len * buffers.len()) as u64).sum()
     }
 
     /// Gives a buffer back.
@@ -215,6 +221,16 @@ impl LayerSaved {
         plain.into_iter().chain(pairs).chain(attn).chain(qkv).chain(mlp).chain(routed)
     }
 
+    /// All it keeps, in one order, to put away and back.
+    fn buffers_mut(&mut self) -> impl Iterator<Item = &mut Vec<f32>> {
+        let Self { x_attn, inv_attn, n_attn, qk_raw, qk_inv, q, k, v, o, lse, x_mlp, inv_mlp, n_mlp, gate, up, .. } =
+            self;
+        let pairs = qk_raw.iter_mut().chain(qk_inv).flatten();
+        let plain = [x_attn, inv_attn, n_attn, q, k, v, o, lse, x_mlp, inv_mlp, n_mlp, gate, up];
+        let routed = self.routed.iter_mut().flat_map(|r| r.shared.iter_mut().chain([&mut r.scores]));
+        plain.into_iter().chain(pairs).chain(routed)
+    }
+
     /// All it keeps, for reuse.
     fn into_buffers(self) -> impl Iterator<Item = Vec<f32>> {
         let Self { x_attn, inv_attn, n_attn, qk_raw, qk_inv, q, k, v, o, lse, x_mlp, inv_mlp, n_mlp, gate, up, .. } =
@@ -382,6 +398,17 @@ impl Memory {
     /// Puts back what [`Memory::take_layer`] took.
     pub fn put_layer(&mut self, chunk: usize, unit: Unit, layer: usize, kept: LayerSaved) {
         *self.layer(chunk, unit, layer) = kept;
+    }
+
+    /// What a layer whose forward is over has kept, to be put away; [`Memory::put_back`] undoes it.
+    pub fn put_away(&mut self, key: Key) -> Vec<Vec<f32>> {
+        self.layer(key.chunk, key.unit, key.layer).buffers_mut().map(std::mem::take).collect()
+    }
+
+    /// Puts back what [`Memory::put_away`] gave, in its order.
+    pub fn put_back(&mut self, key: Key, buffers: Vec<Vec<f32>>) {
+        let places = self.layer(key.chunk, key.unit, key.layer).buffers_mut();
+        places.zip(buffers).for_each(|(place, buffer)| *place = buffer);
     }
 
     /// Drops what a layer kept: validation has no backward.

@@ -23,6 +23,7 @@ pub mod recover;
 pub mod sample;
 pub mod saver;
 pub mod segments;
+mod shelf;
 pub mod state;
 pub mod virtual_ranks;
 pub mod vote;

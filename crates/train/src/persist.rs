@@ -3,7 +3,8 @@
 use std::path::Path;
 
 use checkpoint::{
-    Checkpoint, Digest, DigestBuilder, FileEntry, HashPiece, Kind, Meta, PieceRef, Retention, STATE_CHUNK,
+    Checkpoint, CheckpointError, Digest, DigestBuilder, FileEntry, HashPiece, Kind, Meta, PieceRef, Retention,
+    STATE_CHUNK,
 };
 use kernels::NUMERICS_VERSION;
 use spec::Run;
@@ -110,13 +111,19 @@ pub fn save(
     let executor = &*executor;
     let (endpoint, world) = (&executor.comm.endpoint, &executor.comm.world);
     let first = executor.place.rank == 0;
-    let (tp, tensors, pieces) = (executor.place.grid_tp, &executor.tensors, own_pieces(executor));
-    // All that this rank holds is hashed while the disk takes in what it writes.
-    let (written, digest) = std::thread::scope(|scope| {
-        let writer = scope.spawn(|| checkpoint::write_pieces(root, step, tensors, tp, &pieces));
-        let digest = digest(executor, cursor);
-        (writer.join(), digest)
-    });
+    let (written, digest) = if executor.run.layout.offload.optimizer() {
+        // One bucket after the other comes to memory.
+        let digest = digest(executor, cursor)?;
+        (Ok(write_by_buckets(executor, root, step)), Ok(digest))
+    } else {
+        let (tp, tensors, pieces) = (executor.place.grid_tp, &executor.tensors, own_pieces(executor));
+        // All that this rank holds is hashed while the disk takes in what it writes.
+        std::thread::scope(|scope| {
+            let writer = scope.spawn(|| checkpoint::write_pieces(root, step, tensors, tp, &pieces));
+            let digest = digest(executor, cursor);
+            (writer.join(), digest)
+        })
+    };
     let digest = digest?;
     let written = written.map_err(|_| TrainError::Internal("the writer of a checkpoint panicked".into()))?;
     let part: Part = match written {
@@ -177,21 +184,40 @@ fn gather(parts: &[Vec<u8>]) -> Result<Vec<FileEntry>, String> {
 
 /// The pieces that this rank writes: its share on the data axis; whole tensors by tensor position 0.
 pub(crate) fn own_pieces<'e>(executor: &'e Executor) -> Vec<PieceRef<'e>> {
+    let states = executor.chunks.values();
+    states.flat_map(|state| (0..state.buckets.len()).flat_map(move |i| pieces_of(executor, state, i))).collect()
+}
+
+/// Those of one bucket.
+fn pieces_of<'e>(executor: &Executor, state: &'e ChunkState, bucket: usize) -> Vec<PieceRef<'e>> {
     let mut pieces = Vec::new();
-    for state in executor.chunks.values() {
-        for (i, bucket) in state.buckets.iter().enumerate().filter(|(_, b)| b.plan.parameters) {
-            for (kind, data, range) in kinds(state, i) {
-                for (held, slice, elements, at) in state.pieces(&bucket.part) {
-                    let replica = held.tensor.cut == Cut::Whole && executor.place.at.tp > 0;
-                    if !replica && held.counts {
-                        let data = &data[at.start - range.start..at.end - range.start];
-                        pieces.push(PieceRef { tensor: held.index, kind, slice, elements, data });
-                    }
-                }
+    let BucketState { plan, part, .. } = &state.buckets[bucket];
+    if !plan.parameters {
+        return pieces;
+    }
+    for (kind, data, range) in kinds(state, bucket) {
+        for (held, slice, elements, at) in state.pieces(part) {
+            let replica = held.tensor.cut == Cut::Whole && executor.place.at.tp > 0;
+            if !replica && held.counts {
+                let data = &data[at.start - range.start..at.end - range.start];
+                pieces.push(PieceRef { tensor: held.index, kind, slice, elements, data });
             }
         }
     }
     pieces
+}
+
+/// Writes the pieces of this rank bucket by bucket, where the moments of a bucket have to come from their file.
+fn write_by_buckets(executor: &Executor, root: &Path, step: u64) -> Result<Vec<FileEntry>, CheckpointError> {
+    let (tensors, tp) = (&executor.tensors, executor.place.grid_tp);
+    let mut files = Vec::new();
+    for state in executor.chunks.values() {
+        for (i, bucket) in state.buckets.iter().enumerate() {
+            files.extend(checkpoint::write_pieces(root, step, tensors, tp, &pieces_of(executor, state, i))?);
+            bucket.rest();
+        }
+    }
+    Ok(files)
 }
 
 /// Fills the state of this rank from a checkpoint; everything read is verified.
@@ -244,6 +270,7 @@ fn load_chunk(state: &mut ChunkState, from: &Checkpoint, forgets: bool) -> Resul
                 from.read(tensor, Kind::Moment2, slice, elements, &mut moment2[at])?;
             }
         }
+        state.buckets[bucket].rest();
     }
     Ok(bytes)
 }

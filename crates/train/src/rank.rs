@@ -32,7 +32,7 @@ use crate::optim::learning_rate;
 use crate::persist::{self, Saved};
 use crate::pin;
 use crate::sample::Sampling;
-use crate::saver::Saver;
+use crate::saver::{self, Saver};
 use crate::state::ChunkState;
 
 pub use world::{Ended, Ending, Pulse, Remains, Said, Start};
@@ -436,7 +436,8 @@ impl RankRun<'_> {
 
     /// The checkpoint of a due step; true if it is on disk.
     fn checkpoint_due(&mut self, step: u64) -> Result<bool, TrainError> {
-        if !self.job.run.checkpoint.background {
+        // A copy of moments that lie in files would take the memory that they do not.
+        if !self.job.run.checkpoint.background || self.job.run.layout.offload.optimizer() {
             return self.checkpoint(step, step + 1);
         }
         if self.open_at == Some(step) && self.is_saved(step)? {
@@ -505,6 +506,11 @@ impl RankRun<'_> {
     }
 
     fn finish(&self) {
+        if let Ok(at) = std::env::var("DUMP_POOLS") {
+            let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
+            let status: String = status.lines().filter(|l| l.starts_with("Rss") || l.starts_with("VmStk") || l.starts_with("VmHWM")).map(|l| format!("{l}\n")).collect();
+            let _ = std::fs::write(format!("{at}-{}", self.executor.place.rank), format!("base {}\n{:?}\n{}{status}", self.base_bytes, plan(&self.job.run, &self.train), format!("pool {} grads {:?}\n", self.executor.buffers_bytes(), self.executor.states().map(|s| s.grads.pool.bytes()).collect::<Vec<_>>())));
+        }
         let counts = &self.executor.counts;
         let mut traffic: Vec<_> = Vec::new();
         for ((group, operation), count) in &self.executor.comm.endpoint.counters().rows {
@@ -533,6 +539,7 @@ impl RankRun<'_> {
             state_bytes: bytes(ChunkState::resident),
             gathered_bytes: bytes(|state| state.gathered.peak),
             leaves_bytes: bytes(|state| state.grads.alive.peak),
+            buffers_bytes: self.executor.buffers_bytes(),
             traffic,
             time,
         })));
@@ -557,7 +564,11 @@ pub fn plan(run: &Run, program: &Program) -> Plan {
         Transport::Shm => fabric_options(run, 0).ring_bytes as u64,
         Transport::Tcp | Transport::Threads => 0,
     };
-    Plan::new(&run.model, &run.grid, &run.layout, run.train.seq, program, ring)
+    let plan = Plan::new(&run.model, &run.grid, &run.layout, run.train.seq, program, ring);
+    let often = run.checkpoint.every.unwrap_or(saver::FIRST);
+    let beside = run.checkpoint.background && !run.layout.offload.optimizer() && (1..run.train.steps).contains(&often);
+    let scratch = kernels::scratch_bytes(plan.scratch, run.layout.threads);
+    Plan { copy: if beside { plan.copy } else { 0 }, scratch, ..plan }
 }
 
 /// A line of the process's status: `VmHWM:` is its largest resident memory so far, `VmRSS:` what is resident now. In bytes; 0

@@ -37,7 +37,7 @@ const DRAIN_LOOK: Duration = Duration::from_millis(50);
 /// How long the end of a run waits for the store: less than what is taken for a hang.
 const STORE_LIMIT: Duration = Duration::from_secs(10);
 /// With `checkpoint.every = "auto"`: steps before the first checkpoint, whose cost is not known.
-const FIRST: u64 = 10;
+pub(crate) const FIRST: u64 = 10;
 
 /// When a checkpoint is due.
 enum Due {
@@ -160,6 +160,9 @@ impl Saver {
 
     /// Takes in that `step` was written while the ranks waited.
     pub fn wrote(&mut self, step: u64, best: &Best) {
+        if let Due::Auto(next) = &mut self.due {
+            *next = step + self.gap;
+        }
         if let Some(uploader) = &self.uploader {
             uploader.push(step, kept_for(best));
         }

@@ -192,6 +192,42 @@ fn gradients_are_planned() {
     }
 }
 
+/// The buffers of a step are what the program says, to the byte, whatever the layout.
+#[test]
+fn buffers_are_planned() {
+    let cases: [&[&str]; 12] = [
+        &[],
+        &["layout.dp=3", "layout.zero=1"],
+        &["layout.tp=2"],
+        &["layout.pp=2", "layout.schedule=gpipe"],
+        &["layout.tp=2", "layout.pp=2", "layout.schedule=interleaved"],
+        &["layout.pp=2", "layout.schedule=zb-h1"],
+        &["layout.pp=2", "layout.schedule=zbv"],
+        &["layout.recompute=full"],
+        &["layout.tp=2", "layout.recompute=selective"],
+        &["layout.offload=activations"],
+        &["layout.pp=2", "layout.schedule=zb-h1", "layout.offload=activations"],
+        &["layout.tp=2", "layout.pp=2", "layout.offload=activations", "layout.recompute=selective"],
+    ];
+    for tied in ["model.tied=true", "model.qk_norm=true"] {
+        for layout in cases {
+            let sets: Vec<&str> = layout.iter().copied().chain([tied]).collect();
+            let owned: Vec<String> = sets.iter().map(ToString::to_string).collect();
+            let run = spec::Run::parse(common::BASE, "base", &owned, 1).unwrap();
+            let mut ranks = 0;
+            for event in train(&sets).events {
+                let Event::RankFinished(report) = event else { continue };
+                let program = program::lower(&run, report.rank, program::Mode::Train);
+                let plan = program::memory::Plan::new(&run.model, &run.grid, &run.layout, run.train.seq, &program, 0);
+                let planned = plan.activations + plan.in_flight;
+                assert_eq!(report.buffers_bytes, planned, "{sets:?} rank {}", report.rank);
+                ranks += 1;
+            }
+            assert_eq!(ranks, run.layout.world());
+        }
+    }
+}
+
 /// With one microbatch in a cell there is one order, and no need to choose.
 #[test]
 fn one_microbatch_is_sharded_either_way() {

@@ -117,7 +117,7 @@ fn optimizer_state_without_room() {
         &["layout.offload_folder=\"/tmp\""],
         &["layout.offload_folder", "layout.offload = none", "to optimizer"],
     );
-    refused(&lab, &["layout.offload=moments"], &["layout.offload", "none", "optimizer"]);
+    refused(&lab, &["layout.offload=moments"], &["layout.offload", "none", "optimizer+activations"]);
     let before = lab.tree();
     let no_folder = ["layout.offload=optimizer", "layout.offload_folder=\"/proc/none\""];
     lab.train("out", &[], &no_folder).expect(2).says(&["/proc/none is not a folder", "layout.offload_folder"]);

@@ -15,6 +15,7 @@ mod doctor;
 mod hosts;
 mod hosts_cut;
 mod layouts;
+mod memory;
 mod orphans;
 mod output;
 mod pin;

@@ -35,6 +35,11 @@ thread_local! {
     static PACKED_B: RefCell<Buffer> = const { RefCell::new(Buffer::new()) };
 }
 
+/// Bytes that products take beside their operands, by `threads` threads, where the largest right operand has `right` bytes.
+pub fn scratch_bytes(right: u64, threads: usize) -> u64 {
+    right.min(4 * B_FLOATS as u64) + threads as u64 * right.min(4 * A_FLOATS as u64)
+}
+
 /// c = a b (`Store`) or c += a b (`Add`); a: m x k, b: k x n, c: m x n.
 ///
 /// Law, for each element: for each inner block of [`KC`] in ascending order, s = 0, then s = fma(a, b, s) with k

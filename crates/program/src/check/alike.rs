@@ -110,7 +110,8 @@ pub fn check_alike(
         })
         .collect();
     let kept = Kept::new(model, grid, layout, seq);
-    let outcome = run::run(&renamed, &few, mode, &kept);
+    let mut outcome = run::run(&renamed, &few, mode, &kept);
+    super::shelve(&mut outcome.ranks, &renamed, &few, mode, &kept);
     let back = |rank: usize| match firsts.get(rank / line) {
         Some((first, _)) => first * line + rank % line,
         None => rank,

@@ -85,7 +85,7 @@ impl Law<'_> {
                     "layout.offload_folder = {:?}, but layout.offload = none puts nothing there",
                     folder.display().to_string()
                 ),
-                "set layout.offload to optimizer, or leave layout.offload_folder unset".into(),
+                "set layout.offload to optimizer, activations or both, or leave layout.offload_folder unset".into(),
             ));
         }
         let LayoutRequest { transport, pin, exchange_timeout_ms, .. } = *request;

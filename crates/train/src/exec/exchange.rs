@@ -127,7 +127,9 @@ impl Executor<'_> {
                 if !here {
                     return Ok(self.comm.send(value, instr.chunk, to, embed)?);
                 }
-                embed.clone()
+                let mut copy = self.memory.pool.take(embed.len());
+                copy.copy_from_slice(embed);
+                copy
             }
             _ => return Err(TrainError::Internal(format!("{value:?} does not travel point to point"))),
         };

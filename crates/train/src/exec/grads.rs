@@ -18,6 +18,9 @@ use crate::place::Place;
 use crate::segments;
 use crate::state::{BucketState, ChunkState};
 
+/// Numbers that go to a mirror before some come from the ward: a part of a ring.
+const MIRROR_PIECE: usize = 1 << 18;
+
 impl Executor<'_> {
     /// Norm gradients of one unit: those of each lane summed over its slices, then onto the lane's accumulators.
     pub(super) fn norm_grads(&mut self, instr: &Instr) -> Result<(), TrainError> {
@@ -152,19 +155,26 @@ impl Executor<'_> {
             let buckets = state.buckets.iter().enumerate();
             buckets.filter(|(_, b)| mirrored(b) && !b.owned.is_empty()).map(|(i, _)| i).collect::<Vec<_>>()
         };
-        for state in self.chunks.values() {
-            for bucket in updated(state) {
-                endpoint.send(group, to, &state.buckets[bucket].total)?;
-            }
-        }
         for state in mirrored.values_mut() {
             for bucket in updated(state) {
-                let mut total = state.grads.pool.take(state.buckets[bucket].owned.len());
-                endpoint.recv(group, *ward, &mut total)?;
+                let total = state.grads.pool.take(state.buckets[bucket].owned.len());
                 state.buckets[bucket].total = total;
             }
         }
-        Ok(())
+        let mut mine = (self.chunks.values().flat_map(|s| updated(s).into_iter().map(move |b| &s.buckets[b].total[..])))
+            .flat_map(|total| total.chunks(MIRROR_PIECE));
+        let mut theirs = (mirrored.values_mut())
+            .flat_map(|state| state.buckets.iter_mut().map(|bucket| &mut bucket.total[..]))
+            .flat_map(|total| total.chunks_mut(MIRROR_PIECE));
+        // Piece by piece, so that what comes while this rank sends does not pile up.
+        loop {
+            let (piece, room) = (mine.next(), theirs.next());
+            if piece.is_none() && room.is_none() {
+                return Ok(());
+            }
+            piece.map_or(Ok(()), |piece| endpoint.send(group, to, piece))?;
+            room.map_or(Ok(()), |room| endpoint.recv(group, *ward, room))?;
+        }
     }
 
     /// Frees gathered parameters.

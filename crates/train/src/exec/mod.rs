@@ -7,6 +7,7 @@ mod grads;
 mod recheck;
 mod record;
 mod routers;
+mod shelved;
 mod verdict;
 
 use std::collections::{BTreeMap, HashMap};
@@ -18,7 +19,7 @@ use std::time::{Duration, Instant};
 use kernels::{Ctx, RopeTable};
 use program::{Bucket, Instr, Mirrors, Mode, Op, Pass, Program, Segment};
 use spec::tensors::Tensor;
-use spec::{Leaf, Offload, Run, Unit};
+use spec::{Leaf, Run, Unit};
 
 use crate::buffers::{Memory, Tokens};
 use crate::comm::Comm;
@@ -32,6 +33,7 @@ use crate::persist;
 use crate::place::Place;
 use crate::rank::Pulse;
 use crate::segments::{self, Env};
+use crate::shelf::Shelf;
 use crate::state::ChunkState;
 use crate::vote::{self, Decision};
 
@@ -90,6 +92,8 @@ pub struct Executor<'a> {
     stale: HashMap<(usize, Bucket), Vec<f32>>,
     rope: RopeTable,
     memory: Memory,
+    /// Where what layers keep goes meanwhile, if it does.
+    shelf: Option<Shelf>,
     /// Bytes kept for backward.
     kept: u64,
     stop: Arc<AtomicBool>,
@@ -164,6 +168,7 @@ impl<'a> Executor<'a> {
             recheck: Recheck::default(),
             stale: HashMap::new(),
             memory: Memory::default(),
+            shelf: None,
             kept: 0,
             stop,
             ballot: Vec::new(),
@@ -185,12 +190,20 @@ impl<'a> Executor<'a> {
     /// # Errors
     /// [`TrainError::Io`] where the folder has no room for it.
     pub fn offload(&mut self, folder: &Path) -> Result<(), TrainError> {
-        if self.run.layout.offload == Offload::None {
-            return Ok(());
+        let fail = |what| move |source| TrainError::Io { what, path: folder.to_owned(), source };
+        if self.run.layout.offload.activations() {
+            self.shelf = Some(Shelf::new(folder).map_err(fail("keep activations in a file in"))?);
         }
-        let fail =
-            |source| TrainError::Io { what: "put optimizer state into a file in", path: folder.to_owned(), source };
-        self.states_mut().try_for_each(|state| state.offload(folder)).map_err(fail)
+        if self.run.layout.offload.optimizer() {
+            let states = &mut self.states_mut();
+            states.try_for_each(|state| state.offload(folder)).map_err(fail("put optimizer state into a file in"))?;
+        }
+        Ok(())
+    }
+
+    /// Bytes of the buffers for the values of a step, none of which is in use between steps.
+    pub fn buffers_bytes(&self) -> u64 {
+        self.memory.pool.bytes()
     }
 
     /// Lends what this rank writes to who copies it: until then updates wait.
@@ -239,7 +252,11 @@ impl<'a> Executor<'a> {
         if let Some(recorder) = &mut self.recorder {
             recorder.run(began);
         }
+        let moves = self.shelf.as_ref().filter(|_| mode == Mode::Train).map(|_| program::Shelf::new(program));
         for (at, instr) in program.instrs.iter().enumerate() {
+            if let Some(moves) = &moves {
+                moves.before(at).iter().try_for_each(|step| self.shelve(*step))?;
+            }
             if mode == Mode::Train && !self.faults.none() {
                 self.strike(program, at);
             }

@@ -2,6 +2,8 @@
 
 use std::path::Path;
 
+use program::kept::Kept;
+use program::{Mode, Shelf};
 use spec::{Offload, Run};
 
 use crate::error::TrainError;
@@ -19,7 +21,7 @@ pub fn check(run: &Run, own: &Path) -> Result<(), TrainError> {
     let refused = |why: String| {
         let folder = asked.unwrap_or(own).display();
         TrainError::BadInput(format!(
-            "layout.offload = {} puts optimizer state into {folder}: {why}; name a folder on a disk with room in \
+            "layout.offload = {} puts state into {folder}: {why}; name a folder on a disk with room in \
              layout.offload_folder, or set layout.offload to none",
             run.layout.offload
         ))
@@ -38,13 +40,22 @@ pub fn check(run: &Run, own: &Path) -> Result<(), TrainError> {
     Ok(())
 }
 
-/// Most bytes of moments of the ranks of a host, what they mirror included.
+/// Most bytes in files of the ranks of a host, what they mirror included.
 pub(crate) fn bytes(run: &Run) -> u64 {
     let layout = &run.layout;
     let mut hosts = vec![0; layout.host(layout.world() - 1) + 1];
-    for (rank, held) in recover::holdings(run).iter().enumerate() {
-        let all = held.owned.iter().chain(&held.mirrored);
-        hosts[layout.host(rank)] += 8 * all.map(|slot| slot.elements.len() as u64).sum::<u64>();
+    if layout.offload.optimizer() {
+        for (rank, held) in recover::holdings(run).iter().enumerate() {
+            let all = held.owned.iter().chain(&held.mirrored);
+            hosts[layout.host(rank)] += 8 * all.map(|slot| slot.elements.len() as u64).sum::<u64>();
+        }
+    }
+    if layout.offload.activations() {
+        let sizes = Kept::new(&run.model, &run.grid, layout, run.train.seq);
+        for rank in 0..layout.world() {
+            let program = program::lower(run, rank, Mode::Train);
+            hosts[layout.host(rank)] += Shelf::new(&program).most_away(&program, &sizes);
+        }
     }
     hosts.into_iter().max().unwrap_or(0)
 }

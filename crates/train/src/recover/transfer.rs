@@ -10,7 +10,7 @@ use crate::best::Best;
 use crate::error::TrainError;
 use crate::exec::{Executor, Verdict};
 use crate::rank::Remains;
-use crate::state::ChunkState;
+use crate::state::{BucketState, ChunkState};
 
 /// What is known of an earlier world, and what of it is here.
 #[derive(Debug)]
@@ -147,6 +147,7 @@ fn carry_out<'h>(executor: &mut Executor, plan: &Plan, held: Option<&'h Remains>
             }
         }
     }
+    executor.states().flat_map(|state| &state.buckets).for_each(BucketState::rest);
     Ok(bytes)
 }
 

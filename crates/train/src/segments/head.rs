@@ -91,7 +91,7 @@ pub fn loss(
         memory.pool.give(spent);
     } else if last {
         let saved = memory.saved.remove(&(chunk.chunk, unit)).unwrap_or_default();
-        memory.pool.give(saved.n_head);
+        [saved.n_head, saved.x_head, saved.inv_head].into_iter().for_each(|b| memory.pool.give(b));
     }
     Ok(())
 }

@@ -17,6 +17,7 @@ use spec::{Run, Unit};
 pub use flat::{Flat, Grads};
 pub use held::{Held, of_chunk};
 pub use tier::Tier;
+pub(crate) use tier::nameless;
 
 use crate::place::Place;
 

@@ -73,7 +73,7 @@ impl Tier {
 }
 
 /// A new file in `folder`, for reading and writing, that has no name any more.
-fn nameless(folder: &Path) -> io::Result<File> {
+pub(crate) fn nameless(folder: &Path) -> io::Result<File> {
     let mut number = 0;
     loop {
         // Ranks that are threads of one process may want the same name at one time.

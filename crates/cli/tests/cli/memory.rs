@@ -1,0 +1,59 @@
+//! The memory that a rank takes beside what was planned from its program.
+
+use crate::common::{Lab, Out};
+
+/// State and values large enough that code and stacks do not hide them.
+const RUN: &str = "[model]\npreset = \"M\"\n[data]\nsource = \"synthetic\"\n[train]\nsteps = 2\nbatch = 8\nseq = 128\n\
+    eval_sequences = 0\n[grid]\ndp = 2\ntp = 2\nmicrobatch = 2\n[layout]\nthreads = 1\n";
+/// Bytes of the parameters of that model.
+const PARAMETERS_MB: f64 = 20.2;
+/// How far the resident memory may be from its plan, percent.
+const TOLERANCE: f64 = 5.0;
+
+/// Megabytes that the largest rank had, and how much more than planned, percent.
+fn memory(out: &Out) -> (f64, f64) {
+    let line = out.stdout.lines().find(|line| line.starts_with("memory: ")).unwrap_or_else(|| panic!("{out}"));
+    let number = |text: &str| text.trim().parse::<f64>().unwrap_or_else(|e| panic!("{text}: {e}"));
+    let (_, more) = line.rsplit_once('(').unwrap();
+    let (peak, _) = line.split_once(" at most ").unwrap().1.split_once(" MB").unwrap();
+    (number(peak), number(more.trim_end_matches("%)")))
+}
+
+/// Trains under `layouts`; the first one's digest and every plan must hold. The megabytes.
+fn planned(layouts: &[&str]) -> Vec<f64> {
+    let lab = Lab::new();
+    lab.write("run.toml", RUN);
+    let (mut peaks, mut digest) = (Vec::new(), None);
+    for (i, layout) in layouts.iter().enumerate() {
+        let sets: Vec<String> = layout.split_whitespace().map(|key| format!("layout.{key}")).collect();
+        let sets: Vec<&str> = sets.iter().map(String::as_str).collect();
+        let out = lab.train(&format!("out-{i}"), &[], &sets).expect(0);
+        let (peak, more) = memory(&out);
+        assert!(more.abs() <= TOLERANCE, "{layout:?} had {more} % more than planned: {out}");
+        assert_eq!(out.digest(), *digest.get_or_insert_with(|| out.digest()), "{layout:?}");
+        peaks.push(peak);
+    }
+    peaks
+}
+
+#[test]
+fn one_rank_takes_what_is_planned_and_less_when_state_is_in_files() {
+    let peaks = planned(&["", "offload=optimizer", "offload=activations", "offload=optimizer+activations"]);
+    let [all, optimizer, activations, both] = peaks[..] else { panic!("four runs") };
+    // One bucket of moments stays: the embedding's, a fifth.
+    assert!(all - optimizer > 0.7 * 2.0 * PARAMETERS_MB, "{peaks:?}");
+    assert!(activations < 0.95 * all && both < 0.95 * optimizer && both < activations, "{peaks:?}");
+}
+
+#[test]
+fn ranks_of_every_axis_take_what_is_planned() {
+    let peaks = planned(&[
+        "dp=2",
+        "dp=2 zero=1",
+        "dp=2 zero=1 offload=optimizer+activations",
+        "tp=2",
+        "pp=2",
+        "pp=2 offload=activations recompute=selective",
+    ]);
+    assert!(peaks[2] < 0.8 * peaks[1], "{peaks:?}");
+}
