@@ -184,15 +184,25 @@ impl Flow<'_> {
             Op::Recv { value: Value::Activation | Value::ActivationGrad, from, .. } if from != self.rank => {
                 self.spare.take(local);
             }
-            Op::Recv { value: Value::TiedGrads, .. } => {
-                let at = self.layout.coords(self.rank);
-                let plan = ChunkPlan::new(self.model, self.grid, self.layout, instr.chunk, at);
-                let bucket = if instr.chunk == 0 { Bucket::Embed } else { Bucket::Head };
-                let len = plan.find(bucket).map_or(0, |i| plan.buckets[i].owned(at).len());
-                self.spare.all(&[len], &[len]);
+            // Between two chunks of this rank a copy is handed over.
+            Op::Send { value: Value::TiedGrads, to, .. } if to == self.rank => self.spare.take(self.tied(instr)),
+            Op::Recv { value: Value::TiedGrads, from, .. } => {
+                let len = self.tied(instr);
+                if from != self.rank {
+                    self.spare.take(len);
+                }
+                self.spare.give(len);
             }
             _ => {}
         }
+    }
+
+    /// Numbers of a chunk's use of a tied embedding that this rank updates.
+    fn tied(&self, instr: &Instr) -> usize {
+        let at = self.layout.coords(self.rank);
+        let plan = ChunkPlan::new(self.model, self.grid, self.layout, instr.chunk, at);
+        let bucket = if instr.chunk == 0 { Bucket::Embed } else { Bucket::Head };
+        plan.find(bucket).map_or(0, |i| plan.buckets[i].owned(at).len())
     }
 
     fn compute(&mut self, instr: &Instr, pass: Pass, segment: Segment, rows: usize) {

@@ -25,7 +25,8 @@ const FLOAT: u64 = 4;
 pub struct Plan {
     /// Parameters that stay over a step.
     pub parameters: u64,
-    /// Moments of what the rank owns; offloaded: those of one bucket.
+    /// Moments of what the rank owns; offloaded: those of the largest bucket, of the rank or mirrored. What is read ahead of
+    /// its use is in the system's cache.
     pub optimizer: u64,
     /// Gradients: accumulators, finished leaves, their sums; and gathered parameters, which come out of the same buffers.
     pub gradients: u64,
@@ -76,7 +77,10 @@ impl Plan {
                 moments.push(2 * FLOAT * owned as u64);
                 plan.copy += 3 * FLOAT * bucket.part(at).len() as u64;
             }
-            plan.optimizer += resident(&moments, layout);
+            match layout.offload.optimizer() {
+                true => plan.optimizer = moments.into_iter().fold(plan.optimizer, u64::max),
+                false => plan.optimizer += moments.iter().sum::<u64>(),
+            }
             let mut grads = Grads::new(grid, layout, program.rank, &chunk_plan);
             program.instrs.iter().filter(|instr| instr.chunk == chunk).for_each(|instr| grads.run(instr));
             plan.gradients += FLOAT * grads.spare.elements();
@@ -88,9 +92,13 @@ impl Plan {
                 let of = |b: &BucketPlan| b.owned(ward).len() as u64;
                 let buckets = ChunkPlan::new(model, grid, layout, chunk, ward).buckets;
                 let kept = buckets.iter().filter(|b| b.parameters && layout.mirrors(b.bucket.class())).map(of);
-                let kept: Vec<u64> = kept.collect();
-                let moments: Vec<u64> = kept.iter().map(|n| 2 * FLOAT * n).collect();
-                plan.mirrors += 2 * FLOAT * kept.iter().sum::<u64>() + resident(&moments, layout);
+                for elements in kept {
+                    plan.mirrors += 2 * FLOAT * elements;
+                    match layout.offload.optimizer() {
+                        true => plan.optimizer = plan.optimizer.max(2 * FLOAT * elements),
+                        false => plan.mirrors += 2 * FLOAT * elements,
+                    }
+                }
             }
         }
         plan
@@ -120,14 +128,6 @@ fn peers(layout: &Layout, rank: usize) -> u64 {
     let mirror = Mirrors::of(layout).map(|m| [m.mirror(layout, rank), m.ward(layout, rank)]);
     let all: HashSet<usize> = groups.chain(line).chain(mirror.into_iter().flatten()).collect();
     all.into_iter().filter(|peer| *peer != rank).count() as u64
-}
-
-/// Moments, by bucket, that are in a rank's memory at once; what is read ahead of its use is in the system's cache.
-fn resident(moments: &[u64], layout: &Layout) -> u64 {
-    match layout.offload.optimizer() {
-        false => moments.iter().sum(),
-        true => moments.iter().copied().max().unwrap_or(0),
-    }
 }
 
 /// The most that two neighbouring buckets take: one is in use, the next one is on its way.

@@ -177,9 +177,9 @@ mod tests {
                     assert!(away.is_empty() && coming.is_empty());
                     let without = Shelf::default().most_kept(&program, &sizes);
                     let most = shelf.most_kept(&program, &sizes);
-                    if recompute == Recompute::None {
-                        assert!(most < without, "{schedule}: {most} of {without}");
-                    }
+                    // Where weight parts are put off, what those need may be most of it; inputs alone are little.
+                    let less = recompute == Recompute::None && matches!(schedule, Schedule::GPipe | Schedule::OneFOneB);
+                    assert!(if less { most < without } else { most <= without }, "{schedule}: {most} of {without}");
                     assert!(most + shelf.most_away(&program, &sizes) >= without);
                     assert_eq!(Shelf::default().most_away(&program, &sizes), 0);
                 }

@@ -42,7 +42,8 @@ fn one_rank_takes_what_is_planned_and_less_when_state_is_in_files() {
     let [all, optimizer, activations, both] = peaks[..] else { panic!("four runs") };
     // One bucket of moments stays: the embedding's, a fifth.
     assert!(all - optimizer > 0.7 * 2.0 * PARAMETERS_MB, "{peaks:?}");
-    assert!(activations < 0.95 * all && both < 0.95 * optimizer && both < activations, "{peaks:?}");
+    // Two of four layers stay, of 9.5 MB that are kept.
+    assert!(all - activations > 4.0 && optimizer - both > 4.0, "{peaks:?}");
 }
 
 #[test]
