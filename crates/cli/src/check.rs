@@ -110,6 +110,7 @@ fn memory(run: &spec::Run) -> String {
         ("in flight", plan.in_flight),
         ("products", plan.scratch),
         ("messages", plan.messages),
+        ("code and stacks", plan.at_work),
     ];
     let mb = |bytes: u64| bytes as f64 / 1e6;
     let parts =

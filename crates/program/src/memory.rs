@@ -44,6 +44,8 @@ pub struct Plan {
     pub scratch: u64,
     /// Rings between this rank and those that it exchanges with.
     pub messages: u64,
+    /// What a process takes at work whatever its shapes are; told by who runs it.
+    pub at_work: u64,
     /// Of activations and what is in flight, most that is in use at once; the rest is buffers that wait for their length.
     pub at_once: Option<u64>,
 }
@@ -107,7 +109,7 @@ impl Plan {
     /// All of it.
     pub fn total(&self) -> u64 {
         let state = self.parameters + self.optimizer + self.gradients + self.mirrors;
-        state + self.activations + self.copy + self.in_flight + self.scratch + self.messages
+        state + self.activations + self.copy + self.in_flight + self.scratch + self.messages + self.at_work
     }
 }
 

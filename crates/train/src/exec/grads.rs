@@ -161,8 +161,9 @@ impl Executor<'_> {
                 state.buckets[bucket].total = total;
             }
         }
-        let mut mine = (self.chunks.values().flat_map(|s| updated(s).into_iter().map(move |b| &s.buckets[b].total[..])))
-            .flat_map(|total| total.chunks(MIRROR_PIECE));
+        let mut mine =
+            (self.chunks.values().flat_map(|s| updated(s).into_iter().map(move |b| &s.buckets[b].total[..])))
+                .flat_map(|total| total.chunks(MIRROR_PIECE));
         let mut theirs = (mirrored.values_mut())
             .flat_map(|state| state.buckets.iter_mut().map(|bucket| &mut bucket.total[..]))
             .flat_map(|total| total.chunks_mut(MIRROR_PIECE));
