@@ -167,7 +167,7 @@ fn trial(random: &mut Random, faults_max: usize) -> Trial {
     faults.sort();
     faults.dedup_by_key(|fault| fault.0);
     if faults.iter().any(|(_, fault)| fault.ends_with(":gradient")) {
-        // Who computes a gradient once cannot tell.
+        // A gradient that is computed once tells nobody.
         sets.push("guard.recompute_every=1".into());
     }
     Trial { sets, ranks, faults: faults.into_iter().map(|(_, fault)| fault).collect() }

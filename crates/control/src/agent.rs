@@ -22,7 +22,13 @@ pub enum Heard {
     /// It could not be started.
     NotStarted(String),
     /// It ended: signal or exit code, as a sentence.
-    Exited(String),
+    Exited {
+        /// As a sentence.
+        how: String,
+        /// With an exit code of its own: nobody has killed it.
+        #[serde(default)]
+        by_itself: bool,
+    },
 }
 
 /// What comes from agents.

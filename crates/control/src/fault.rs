@@ -37,6 +37,8 @@ pub enum FaultKind {
     FlipMessage,
     /// One bit of a gradient changes before it is summed.
     FlipGradient,
+    /// From this step on one bit of every gradient that the process makes is another one, until another process is in its place.
+    FlipDevice,
     /// From this step on, for `steps` steps, work takes `factor_percent` / 100 times as long.
     Slow {
         /// 400: four times.
@@ -74,6 +76,7 @@ impl fmt::Display for FaultKind {
             Self::FlipWeight => write!(f, "flip weight"),
             Self::FlipMessage => write!(f, "flip message"),
             Self::FlipGradient => write!(f, "flip gradient"),
+            Self::FlipDevice => write!(f, "flip device"),
             Self::Slow { factor_percent, steps: u64::MAX } => write!(f, "slow x{}", f64::from(*factor_percent) / 100.0),
             Self::Slow { factor_percent, steps } => {
                 write!(f, "slow x{} for {steps} steps", f64::from(*factor_percent) / 100.0)

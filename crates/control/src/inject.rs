@@ -2,6 +2,7 @@
 //!
 //! A list with commas: `kill:R@S`, `kill:R@S:load` (while state is loaded in the first recovery from which step S or a
 //! later one comes next), `stop:R@S`, `nan:R@S`, `poison:R@S` (no number whenever that step's batch is computed), `diskfull:R@S`, `flip:R@S[:moment|weight|message|gradient]`,
+//! `flip:R@S:device` (a bit of every gradient that the process of rank R makes, from step S until another process is in its place),
 //! `slow:R@SxF[:N]` (F times as slow for N steps, else to the end), `partition:A-B@S`, `controller@S`,
 //! `random:seed=7,every=5s`. R is a rank of the run's layout, S a step.
 
@@ -29,7 +30,7 @@ pub struct Random {
     pub every_ms: u64,
 }
 
-const FORMS: &str = "kill:R@S[:load], stop:R@S, nan:R@S, poison:R@S, diskfull:R@S, flip:R@S[:moment|weight|message|gradient], slow:R@SxF[:N], partition:A-B@S, controller@S or random:seed=N,every=5s";
+const FORMS: &str = "kill:R@S[:load], stop:R@S, nan:R@S, poison:R@S, diskfull:R@S, flip:R@S[:moment|weight|message|gradient|device], slow:R@SxF[:N], partition:A-B@S, controller@S or random:seed=N,every=5s";
 
 fn unclear(part: &str) -> String {
     format!("--inject {part}: expected {FORMS} (R a rank, S a step, separated by commas)")
@@ -102,11 +103,19 @@ impl Injection {
                 ));
             }
             let every = run.guard.recompute_every;
-            if fault.kind == FaultKind::FlipGradient && !(every > 0 && fault.step.is_multiple_of(every)) {
+            let of_gradients = matches!(fault.kind, FaultKind::FlipGradient | FaultKind::FlipDevice);
+            if of_gradients && !(every > 0 && fault.step.is_multiple_of(every)) {
                 let step = fault.step;
                 return Err(format!(
                     "--inject: nobody would notice {fault}: guard.recompute_every = {every} computes no gradient of step {step} \
                      twice; set it to 1, or to a divisor of {step}"
+                ));
+            }
+            if fault.kind == FaultKind::FlipDevice && run.layout.dp == run.layout.group {
+                return Err(format!(
+                    "--inject: nobody would notice {fault}: no other rank can compute its gradients (layout.dp = {}, of which {} share \
+                     their experts); raise layout.dp",
+                    run.layout.dp, run.layout.group
                 ));
             }
             if matches!(fault.kind, FaultKind::Partition { .. }) && peer == fault.rank {
@@ -163,6 +172,7 @@ fn fault(part: &str) -> Option<Fault> {
                 ":weight" => FaultKind::FlipWeight,
                 ":message" => FaultKind::FlipMessage,
                 ":gradient" => FaultKind::FlipGradient,
+                ":device" => FaultKind::FlipDevice,
                 _ => return None,
             };
             (who, kind)
@@ -190,7 +200,7 @@ mod tests {
 
     #[test]
     fn every_form_is_read() {
-        let text = "kill:1@7, stop:2@12,nan:0@15,flip:3@17,flip:0@3:weight,slow:1@4x2.5:3,slow:1@9x4,diskfull:0@5,partition:0-1@6,controller@9,random:seed=7,every=500ms,kill:0@20,kill:2@20:load,poison:0@9";
+        let text = "kill:1@7, stop:2@12,nan:0@15,flip:3@17,flip:0@3:weight,flip:1@3:device,slow:1@4x2.5:3,slow:1@9x4,diskfull:0@5,partition:0-1@6,controller@9,random:seed=7,every=500ms,kill:0@20,kill:2@20:load,poison:0@9";
         let read = Injection::parse(text).unwrap();
         let fault = |rank, step, kind| Fault { rank, step, kind };
         let want = [
@@ -199,6 +209,7 @@ mod tests {
             fault(0, 15, FaultKind::Nan),
             fault(3, 17, FaultKind::FlipMoment),
             fault(0, 3, FaultKind::FlipWeight),
+            fault(1, 3, FaultKind::FlipDevice),
             fault(1, 4, FaultKind::Slow { factor_percent: 250, steps: 3 }),
             fault(1, 9, FaultKind::Slow { factor_percent: 400, steps: u64::MAX }),
             fault(0, 5, FaultKind::DiskFull),
@@ -247,6 +258,8 @@ mod tests {
         assert!(check("kill:1@11", "layout.dp=2", 0).unwrap_err().contains("from step 1 to 10"));
         assert!(check("kill:1@3", "layout.dp=2", 5).unwrap_err().contains("from step 6 to 10"));
         assert!(check("controller@11", "layout.dp=2", 0).is_err());
+        let device = |dp: &str| check("flip:0@3:device", dp, 0).unwrap_err();
+        assert!(device("layout.dp=2").contains("guard.recompute_every = 0"));
         assert!(check("partition:1-1@3", "layout.dp=2", 0).unwrap_err().contains("itself"));
         assert_eq!(check("", "layout.dp=1", 0), Ok(()));
     }

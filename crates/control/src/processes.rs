@@ -162,15 +162,15 @@ fn hear(process: Process, output: BufReader<impl io::Read>, child: &Mutex<Child>
     }
     // The output is closed, so the process has ended or is about to. Looking again and again leaves the lock free for who
     // must kill one that closed its output and goes on.
-    let how = loop {
+    let (how, by_itself) = loop {
         match lock(child).try_wait() {
-            Ok(Some(status)) => break ended(status),
+            Ok(Some(status)) => break (ended(status), status.code().is_some()),
             Ok(None) => {}
-            Err(e) => break format!("its exit status is unknown: {e}"),
+            Err(e) => break (format!("its exit status is unknown: {e}"), false),
         }
         std::thread::sleep(Duration::from_millis(1));
     };
-    drop(tell.send(News::Process(process, Heard::Exited(how))));
+    drop(tell.send(News::Process(process, Heard::Exited { how, by_itself })));
 }
 
 fn ended(status: ExitStatus) -> String {

@@ -215,6 +215,9 @@ pub struct RankReport {
     pub instructions: u64,
     /// Units (microbatches of data cells) taken backward.
     pub units: u64,
+    /// Gradients (each of one bucket of one leaf) that it computed to check another rank's.
+    #[serde(default)]
+    pub leaves_checked: u64,
     /// Most bytes kept for backward at once, between two instructions of a training step.
     #[serde(default)]
     pub peak_kept: u64,

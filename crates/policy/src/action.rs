@@ -50,7 +50,7 @@ pub struct World {
 pub struct Trouble {
     /// Counts from 1.
     pub id: u64,
-    /// exit, stopped, silence, no progress, deadline, bad message, corrupt, disagree, lost, not finite, failed, host lost.
+    /// exit, stopped, silence, no progress, deadline, bad message, corrupt, broken device, disagree, lost, not finite, failed, host lost.
     pub kind: String,
     /// The rank that it points to.
     pub rank: Option<u32>,

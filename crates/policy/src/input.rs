@@ -101,6 +101,13 @@ pub enum Cause {
         /// The words of the error.
         reason: String,
     },
+    /// Gradients come out differently where other ranks compute them, again and again: a device is broken.
+    Broken {
+        /// The step, which was not applied.
+        step: u64,
+        /// One of these ranks has it; the others could not tell which.
+        ranks: Vec<u32>,
+    },
     /// Two holders of one state disagree.
     Disagree {
         /// What and who.
@@ -149,6 +156,9 @@ pub enum Input {
         process: Process,
         /// Signal or exit code, as a sentence.
         how: String,
+        /// With an exit code of its own: nobody has killed it.
+        #[serde(default)]
+        by_itself: bool,
     },
     /// It gives no sign of life.
     Silent {

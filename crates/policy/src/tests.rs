@@ -74,7 +74,7 @@ impl Desk {
     }
 
     fn exits(&mut self, process: u64) -> Vec<Action> {
-        self.on(Input::Exited { process: Process(process), how: "signal 9".into() })
+        self.on(Input::Exited { process: Process(process), how: "signal 9".into(), by_itself: false })
     }
 }
 
@@ -422,7 +422,7 @@ fn all_dead_is_the_disk() {
 fn done_stops_and_words_of_a_rank_are_the_end() {
     let mut desk = Desk::running(&["layout.dp=2"], 24);
     assert_eq!(desk.on(Input::Done { process: Process(0) }), []);
-    assert_eq!(desk.on(Input::Exited { process: Process(0), how: "exit code 0".into() }), []);
+    assert_eq!(desk.on(Input::Exited { process: Process(0), how: "exit code 0".into(), by_itself: true }), []);
     assert_eq!(desk.on(Input::Done { process: Process(1) }), [Action::Stop { code: 0 }]);
     let mut desk = Desk::running(&["layout.dp=2"], 3);
     let failed = Input::Failed { process: Process(1), code: 2, reason: "no such file".into(), alike: false };
@@ -507,7 +507,7 @@ fn what_a_loading_world_started_from_is_not_given_up() {
 /// One of world `third` has heard that all have their state, then a rank dies.
 fn say_all_loaded(desk: &mut Desk, third: &World) {
     let gone = third.processes[1];
-    desk.on(Input::Exited { process: gone, how: "signal 9".into() });
+    desk.on(Input::Exited { process: gone, how: "signal 9".into(), by_itself: false });
     for (rank, process) in third.processes.iter().enumerate().filter(|(rank, _)| *rank != 1) {
         let before = (rank != 0).then(|| Box::new(Held { generation: 1, settled: true, ..at(6) }));
         let held = Held { generation: 3, rank: rank as u32, settled: rank == 0, before, ..at(6) };
@@ -589,4 +589,82 @@ fn the_only_holder_stays_although_its_program_is_replaced_until_a_step_was_mirro
     assert_eq!(desk.on(Input::Tick), []);
     assert_eq!(desk.policy.world().unwrap().generation, 2);
     assert!(desk.on(Input::Step { step: 7 }).contains(&Action::Abort { generation: 2 }));
+}
+
+#[test]
+fn a_broken_device_is_replaced_and_its_host_counted() {
+    let mut desk = Desk::running(&["layout.dp=4"], 6);
+    let broken = |ranks: &[u32]| Cause::Broken { step: 7, ranks: ranks.to_vec() };
+    let out = desk.says(0, at(6), broken(&[2]));
+    assert!(out.contains(&Action::Kill { process: Process(2) }) && out.contains(&Action::Abort { generation: 1 }));
+    let told = out.iter().find_map(|a| if let Action::Tell(trouble) = a { Some(trouble) } else { None }).unwrap();
+    assert_eq!((told.kind.as_str(), told.rank, told.step), ("broken device", Some(2), 6));
+    for p in [1, 3] {
+        assert_eq!(desk.says(p, at(6), broken(&[2])), []);
+    }
+    let world = formed(&desk.on(Input::Ready { process: Process(4) }));
+    assert_eq!(peers(&world), (6, vec![Some(0), Some(1), None, Some(3)]));
+    // Among several hosts that of a broken device is left alone after some more.
+    let mut desk = Desk::new(&["layout.dp=2", "guard.evict_after=1"]);
+    let mut all = spawns(&desk.on(Input::HostJoined { host: "a".into(), slots: 1 }));
+    all.extend(spawns(&desk.on(Input::HostJoined { host: "b".into(), slots: 2 })));
+    all.iter().for_each(|p| drop(desk.on(Input::Ready { process: *p })));
+    desk.load(0);
+    let on_a = all.iter().copied().find(|p| desk.policy.world().unwrap().processes[0] == *p).unwrap();
+    let out = desk.says(on_a.0, at(0), Cause::Broken { step: 1, ranks: vec![0] });
+    assert!(out.iter().any(|a| matches!(a, Action::Evict { .. })), "{out:?}");
+}
+
+#[test]
+fn where_nobody_can_tell_who_is_broken_they_have_their_turns() {
+    let mut desk = Desk::running(&["layout.dp=2"], 6);
+    let mut killed = Vec::new();
+    for _ in 0..2 {
+        let members = desk.policy.world().unwrap().processes.clone();
+        let cause = Cause::Broken { step: 7, ranks: vec![0, 1] };
+        let out = desk.says(members[0].0, at(6), cause.clone());
+        let gone = out.iter().find_map(|a| if let Action::Kill { process } = a { Some(*process) } else { None }).unwrap();
+        killed.push(members.iter().position(|p| *p == gone).unwrap());
+        let mut ready = spawns(&out);
+        for p in members.iter().filter(|p| **p != gone && **p != members[0]) {
+            ready.extend(spawns(&desk.says(p.0, at(6), cause.clone())));
+        }
+        ready.iter().for_each(|p| drop(desk.on(Input::Ready { process: *p })));
+        desk.load(6);
+    }
+    assert_eq!(killed, [0, 1]);
+}
+
+#[test]
+fn when_all_ranks_end_by_themselves_twice_at_one_step_it_is_the_users() {
+    let ends = |desk: &mut Desk, how: [&str; 2]| {
+        let members = desk.policy.world().unwrap().processes.clone();
+        let end = |(process, how): (&Process, &str)| {
+            let by_itself = how.starts_with("exit");
+            desk.on(Input::Exited { process: *process, how: how.into(), by_itself })
+        };
+        members.iter().zip(how).flat_map(end).collect::<Vec<_>>()
+    };
+    let again = |desk: &mut Desk, out: &[Action]| {
+        spawns(out).iter().for_each(|p| drop(desk.on(Input::Ready { process: *p })));
+        desk.load(0);
+        (1..=6).for_each(|step| drop(desk.on(Input::Step { step })));
+    };
+    let stop = |out: &[Action]| out.iter().any(|a| matches!(a, Action::Stop { code: BUDGET_SPENT }));
+    let mut desk = Desk::running(&["layout.dp=2"], 6);
+    let out = ends(&mut desk, ["exit status 101"; 2]);
+    assert!(!stop(&out), "once may be an accident: {out:?}");
+    again(&mut desk, &out);
+    assert!(stop(&ends(&mut desk, ["exit status 101"; 2])));
+    let why = &desk.seen.last().unwrap().reason;
+    assert!(why.contains("step 7, 2 times") && why.contains("exit status 101") && why.contains("data"), "{why}");
+    // Killed, or not all alike: an accident.
+    for how in [["signal 9"; 2], ["exit status 101", "exit status 1"], ["exit status 101", "signal 9"]] {
+        let mut desk = Desk::running(&["layout.dp=2"], 6);
+        for _ in 0..2 {
+            let out = ends(&mut desk, how);
+            assert!(!stop(&out), "{how:?}: {out:?}");
+            again(&mut desk, &out);
+        }
+    }
 }

@@ -58,6 +58,16 @@ pub enum TrainError {
         /// The ranks.
         ranks: Vec<u32>,
     },
+    /// Gradients came out differently on different ranks, again and again; nothing was applied.
+    #[error(
+        "the gradients of step {step} come out differently where other ranks compute them, again and again: a device is broken, of one of ranks {ranks:?}; nothing was applied"
+    )]
+    Broken {
+        /// The step.
+        step: u64,
+        /// The ranks of which one is wrong.
+        ranks: Vec<u32>,
+    },
     /// State of an earlier world that nobody holds any more.
     #[error("{0}")]
     Lost(String),
@@ -115,6 +125,7 @@ impl TrainError {
             Self::Fabric(error) => error,
             Self::Digest(error) => return Some(Cause::Disagree { reason: error.to_string() }),
             Self::Corrupt { ranks } => return Some(Cause::Corrupt { ranks: ranks.clone() }),
+            Self::Broken { step, ranks } => return Some(Cause::Broken { step: *step, ranks: ranks.clone() }),
             Self::Lost(reason) => return Some(Cause::Lost { reason: reason.clone() }),
             _ => return None,
         };

@@ -31,6 +31,9 @@ enum Spoilt {
     Bit(u64),
 }
 
+/// Which bit of each gradient a broken device flips, as [`flip`] takes it: always the same.
+pub const STUCK: u64 = 20;
+
 /// What the executor does for a fault.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Strike {
@@ -38,6 +41,8 @@ pub enum Strike {
     Moment(u64),
     /// Likewise of a parameter.
     Weight(u64),
+    /// From now on this process flips a bit of every gradient, whatever rank it is.
+    Device,
     /// Flip a bit of the next message.
     Message(u64),
     /// Lose the next message.
@@ -91,6 +96,7 @@ impl<'a> Faults<'a> {
                 FaultKind::Stop => signal(rustix::process::Signal::STOP),
                 FaultKind::Nan | FaultKind::Poison => self.spoilt = Some(Spoilt::Nan),
                 FaultKind::FlipGradient => self.spoilt = Some(Spoilt::Bit(number)),
+                FaultKind::FlipDevice => strikes.push(Strike::Device),
                 FaultKind::FlipMoment => strikes.push(Strike::Moment(number)),
                 FaultKind::FlipWeight => strikes.push(Strike::Weight(number)),
                 FaultKind::FlipMessage => strikes.push(Strike::Message(number)),

@@ -11,6 +11,7 @@ pub mod fault;
 pub mod guard;
 pub mod init;
 pub mod launch;
+pub mod leaves;
 pub mod lent;
 pub mod load;
 pub mod mutant;

@@ -11,6 +11,7 @@ use spec::{Grid, Leaf, Run};
 
 use crate::buffers::LossSum;
 use crate::error::TrainError;
+use crate::leaves::Seen;
 
 /// What one rank knows at the end of its backward.
 #[derive(Debug, Default, PartialEq)]
@@ -19,8 +20,8 @@ pub struct Ballot {
     pub stop: bool,
     /// Its state is not what it wrote after the last step.
     pub corrupt: bool,
-    /// Its gradients are not those of the pass before.
-    pub differs: bool,
+    /// What it made of leaves, in a step that is checked.
+    pub leaves: Vec<Seen>,
     /// Loss sums of the leaves whose loss this rank speaks for.
     pub losses: Vec<(Leaf, LossSum)>,
     /// Sums of squares: (tensor, slice, first state chunk, one sum per state chunk).
@@ -38,7 +39,9 @@ impl Ballot {
     pub fn encode(&self) -> Vec<u8> {
         let mut out = Vec::new();
         let mut put = |n: u64| out.extend(n.to_le_bytes());
-        put(u64::from(self.stop) | u64::from(self.corrupt) << 1 | u64::from(self.differs) << 2);
+        put(u64::from(self.stop) | u64::from(self.corrupt) << 1);
+        put(self.leaves.len() as u64);
+        self.leaves.iter().for_each(|seen| [seen.pass, seen.key, seen.hash].into_iter().for_each(&mut put));
         put(self.losses.len() as u64);
         for (leaf, sum) in &self.losses {
             [leaf.cell as u64, leaf.mb as u64, sum.nats.to_bits(), sum.tokens, sum.bytes]
@@ -76,8 +79,10 @@ impl Ballot {
         let mut words = bytes.chunks_exact(8).map(|w| u64::from_le_bytes(w.try_into().expect("eight bytes")));
         let mut next = || words.next().ok_or_else(short);
         let flags = next()?;
-        let mut ballot =
-            Self { stop: flags & 1 != 0, corrupt: flags & 2 != 0, differs: flags & 4 != 0, ..Self::default() };
+        let mut ballot = Self { stop: flags & 1 != 0, corrupt: flags & 2 != 0, ..Self::default() };
+        for _ in 0..next()? {
+            ballot.leaves.push(Seen { pass: next()?, key: next()?, hash: next()? });
+        }
         for _ in 0..next()? {
             let leaf = Leaf { cell: next()? as usize, mb: next()? as usize };
             let sum = LossSum { nats: f64::from_bits(next()?), tokens: next()?, bytes: next()? };
@@ -115,8 +120,8 @@ pub struct Tally {
     pub stop: bool,
     /// The ranks whose state is not what they wrote.
     pub corrupt: Vec<u32>,
-    /// The ranks whose gradients are not those of the pass before.
-    pub differ: Vec<u32>,
+    /// What each rank made of leaves, in a step that is checked.
+    pub leaves: Vec<Vec<Seen>>,
     /// Auxiliary loss of every unit, weighted by its tokens with a target and summed; without its coefficient.
     pub aux: f64,
     /// Rows of each expert, by layer; empty without experts.
@@ -149,10 +154,10 @@ pub fn tally(ballots: &[Ballot], grid: &Grid, tensors: &[Tensor]) -> Result<Tall
     }
     let loss = LossSum { nats: sum_f64(&cells), tokens: tokens_bytes.0, bytes: tokens_bytes.1 };
     let stop = ballots.iter().any(|b| b.stop);
-    let ranks = |of: fn(&Ballot) -> bool| (0..).zip(ballots).filter(|(_, b)| of(b)).map(|(rank, _)| rank).collect();
-    let (corrupt, differ) = (ranks(|b| b.corrupt), ranks(|b| b.differs));
+    let corrupt = (0..).zip(ballots).filter(|(_, b)| b.corrupt).map(|(rank, _)| rank).collect();
+    let leaves = ballots.iter().map(|b| b.leaves.clone()).collect();
     let squares = squares(ballots, grid, tensors)?;
-    Ok(Tally { loss, squares, stop, corrupt, differ, aux: 0.0, loads: Vec::new(), copies: 0 })
+    Ok(Tally { loss, squares, stop, corrupt, leaves, aux: 0.0, loads: Vec::new(), copies: 0 })
 }
 
 /// [`tally`] of a training step, with what the routers report.
@@ -266,7 +271,7 @@ pub fn decide(tally: &Tally, train: &TrainConfig) -> Decision {
         grad_norm,
         grad_scale: (clip / tokens) as f32,
         finite,
-        commit: finite && tally.differ.is_empty(),
+        commit: finite,
         stop: tally.stop,
         aux: tally.aux / tokens,
     }
@@ -281,6 +286,7 @@ mod tests {
         Ballot {
             stop: true,
             corrupt: true,
+            leaves: vec![Seen { pass: 1, key: 2, hash: u64::MAX }],
             losses: vec![(Leaf { cell: 0, mb: 0 }, sum), (Leaf { cell: 1, mb: 0 }, sum)],
             squares: vec![(0, 0, 0, vec![4.0])],
             ..Ballot::default()

@@ -207,9 +207,13 @@ fn a_changed_learning_rate_is_an_intervention() {
 
 /// Asks for `faults` in a run of 24 steps; all are survived, told and accounted for.
 fn injected(faults: &str, recoveries: usize, sets: &[&str]) -> Out {
+    injected_in(&Lab::new(), faults, recoveries, sets)
+}
+
+fn injected_in(lab: &Lab, faults: &str, recoveries: usize, sets: &[&str]) -> Out {
     static DIGEST: OnceLock<String> = OnceLock::new();
     let want = DIGEST.get_or_init(|| Lab::new().train("out", &[], &["train.steps=24"]).expect(0).digest());
-    let out = Lab::new().train("out", &["--inject", faults], &[&["train.steps=24"], sets].concat()).expect(0);
+    let out = lab.train("out", &["--inject", faults], &[&["train.steps=24"], sets].concat()).expect(0);
     assert_eq!(&out.digest(), want, "{out}");
     assert_eq!(out.stdout.matches("\nrecovered in ").count(), recoveries, "{out}");
     let struck = faults.split(',').count();
@@ -239,6 +243,31 @@ fn a_flipped_bit_of_a_gradient_is_computed_away_where_gradients_are_computed_twi
     let refused =
         Lab::new().train("out", &["--inject", "flip:1@3:gradient"], &["layout.dp=2", "guard.recompute_every=4"]);
     refused.expect(2).says(&["nobody would notice flip gradient of rank 1 in step 3", "guard.recompute_every = 4"]);
+}
+
+/// A device that makes the same error each time: its own rank computes the same again, only another rank sees it.
+#[test]
+fn a_device_that_always_errs_is_found_by_another_rank_and_replaced() {
+    let every = ["guard.recompute_every=4"];
+    let lab = Lab::new();
+    let out = injected_in(&lab, "flip:2@8:device", 1, &[&["layout.dp=4"][..], &every].concat());
+    assert!(out.stdout.contains("broken device of rank 2"), "{out}");
+    let log = std::fs::read_to_string(lab.path("out/events.jsonl")).unwrap();
+    let checked = |line| match events::Event::from_line(line) {
+        Ok(events::Event::RankFinished(report)) => Some(report.leaves_checked),
+        _ => None,
+    };
+    let checked: Vec<_> = log.lines().filter_map(checked).collect();
+    assert!(checked.len() == 4 && checked.iter().all(|n| *n > 0), "{checked:?}");
+    // Of two nobody can say which of them errs: they are replaced in turn, until both agree.
+    for victim in 0..2 {
+        let sets = [&["layout.dp=2", "layout.zero=1"][..], &every].concat();
+        injected(&format!("flip:{victim}@8:device"), 1 + victim, &sets);
+    }
+    injected("flip:3@8:device", 1, &[&["layout.dp=3", "layout.pp=2"][..], &every].concat());
+    let refused = |sets: &[&str]| Lab::new().train("out", &["--inject", "flip:1@8:device"], sets).expect(2);
+    refused(&["layout.dp=2"]).says(&["nobody would notice flip device of rank 1", "guard.recompute_every = 0"]);
+    refused(&["layout.pp=2", "guard.recompute_every=1"]).says(&["nobody would notice", "raise layout.dp"]);
 }
 
 #[test]

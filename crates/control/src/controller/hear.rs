@@ -55,10 +55,10 @@ impl Controller<'_> {
                 self.signs.forget(process);
                 return self.feed(Input::SpawnFailed { process, reason }, agents, observe);
             }
-            Heard::Exited(how) => {
+            Heard::Exited { how, by_itself } => {
                 self.signs.forget(process);
                 self.repairs.left(self.seconds());
-                return self.feed(Input::Exited { process, how }, agents, observe);
+                return self.feed(Input::Exited { process, how, by_itself }, agents, observe);
             }
         };
         if away {

@@ -184,7 +184,7 @@ impl Life<'_> {
     /// A process said something, or something became of it.
     fn heard(&mut self, process: Process, heard: Heard) {
         match &heard {
-            Heard::Exited(_) | Heard::NotStarted(_) => {
+            Heard::Exited { .. } | Heard::NotStarted(_) => {
                 self.running.remove(&process);
                 self.processes.kill(process);
             }

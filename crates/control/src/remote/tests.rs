@@ -64,7 +64,7 @@ fn news_outlive_a_controller_and_an_older_one_is_not_obeyed() {
     let (life, said, _) = agent(at.to_string(), "/bin/echo");
     wait(first.news(), |news| matches!(news, News::Joined { slots: 2, .. }));
     first.spawn("h", Process(7), 50, &serde_json::json!({}));
-    wait(first.news(), |news| matches!(news, News::Process(Process(7), Heard::Exited(_))));
+    wait(first.news(), |news| matches!(news, News::Process(Process(7), Heard::Exited { .. })));
     // Nothing was written down: the next one hears it again.
     drop(first);
     let rebind = || {
@@ -84,7 +84,7 @@ fn news_outlive_a_controller_and_an_older_one_is_not_obeyed() {
     let mut next = Remote::listen(rebind(), door(6, Vec::new())).unwrap();
     let present = wait(next.news(), |news| matches!(news, News::Present { .. }));
     assert_eq!(present, News::Present { host: "h".into(), started: vec![Process(7)], running: vec![] });
-    wait(next.news(), |news| matches!(news, News::Process(Process(7), Heard::Exited(_))));
+    wait(next.news(), |news| matches!(news, News::Process(Process(7), Heard::Exited { .. })));
     let News::Mark { host, session, seq } = wait(next.news(), mark) else { unreachable!() };
     next.written(&host, seq);
     std::thread::sleep(Duration::from_millis(100));

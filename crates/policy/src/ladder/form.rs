@@ -46,6 +46,9 @@ impl Policy {
             }
         }
         let members = self.members();
+        if self.all_alike(&members) {
+            return;
+        }
         let doing: Vec<_> = members.iter().map(|p| self.hosts.doing(*p).clone()).collect();
         let failed = |d: &Doing| matches!(d, Doing::Failed(..));
         if let Some(Doing::Failed(code, reason)) = doing.first().filter(|_| doing.iter().all(failed)) {
@@ -91,6 +94,25 @@ impl Policy {
         };
         self.past = self.past.split_off(&from);
         self.let_go();
+    }
+
+    /// All members ended by themselves in the same way, and not for the first time at this step: what they run is at fault, or what
+    /// it runs on. True if the run ends so.
+    fn all_alike(&mut self, members: &[Process]) -> bool {
+        let mut ends = members.iter().map(|process| self.by_themselves.get(process));
+        let Some(how) = ends.next().flatten().filter(|how| ends.all(|other| other == Some(how))).cloned() else {
+            return false;
+        };
+        let (step, times) = (self.committed + 1, self.times(format!("all by themselves: {how}")));
+        if times <= ALL_ALIKE_MAX {
+            return false;
+        }
+        let text = format!(
+            "every rank ended by itself in step {step}, {times} times, each time alike: {how}; that is no accident of a machine: look at \
+             the code, or at the data of that step"
+        );
+        self.stop(BUDGET_SPENT, text);
+        true
     }
 
     /// A step came to no number, for every rank alike: the batches up to its own are left out, from the newest checkpoint on, if
@@ -259,6 +281,7 @@ impl Policy {
         }
         self.phase = Phase::Running;
         (self.counted, self.suspicion) = (false, None);
+        self.by_themselves.clear();
         self.connected.clear();
         self.loaded.clear();
         (self.formed_at, self.progress_at, self.asked) = (now, now, None);

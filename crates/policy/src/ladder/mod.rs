@@ -21,6 +21,9 @@ const SETTLE_MS: u64 = 3_000;
 /// A step may fail so often in the same way before the run ends.
 const SAME_MAX: usize = 3;
 
+/// All ranks may end by themselves at one step so often before the run ends.
+const ALL_ALIKE_MAX: usize = 1;
+
 /// Where the first world starts.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Start {
@@ -78,6 +81,8 @@ pub struct Policy {
     /// Troubles without a culprit at a step: they are replayed, but not for ever.
     replays: BTreeMap<(u64, String), usize>,
     troubles: u64,
+    /// Who of the world of the moment ended by itself, and how.
+    by_themselves: BTreeMap<Process, String>,
     /// A trouble of the world of the moment stands in `recoveries`.
     counted: bool,
     /// What a rank said of a peer that has not said anything itself.
@@ -142,6 +147,7 @@ impl Policy {
             recoveries: VecDeque::new(),
             replays: BTreeMap::new(),
             troubles: 0,
+            by_themselves: BTreeMap::new(),
             counted: false,
             suspicion: None,
             stopping: false,
@@ -227,10 +233,15 @@ impl Policy {
                     self.hosts.set(process, Doing::Ready);
                 }
             }
-            Input::Exited { process, how } => match self.hosts.doing(process) {
+            Input::Exited { process, how, by_itself } => match self.hosts.doing(process) {
                 Doing::Done => {}
                 Doing::Failed(..) => {}
-                _ => self.gone(now, process, &how),
+                _ => {
+                    if by_itself {
+                        self.by_themselves.insert(process, how.clone());
+                    }
+                    self.gone(now, process, &how);
+                }
             },
             Input::Silent { process, age_ms, stopped } => self.silent(now, process, age_ms, stopped),
             Input::Interrupted { process, generation, held, cause } => {
@@ -487,12 +498,29 @@ impl Policy {
                 let process = ranks.first().and_then(|rank| self.process(*rank));
                 self.trouble(now, "corrupt", process, format!("state of ranks {ranks:?} failed its hash"));
             }
+            Cause::Broken { step, ranks } => self.broken(now, step, &ranks),
             Cause::NotFinite { step, reason } => {
                 self.trouble(now, "not finite", None, format!("step {step}: {reason}"));
             }
             Cause::Disagree { reason } => self.trouble(now, "disagree", None, reason),
             Cause::Lost { reason } => self.trouble(now, "lost", None, reason),
         }
+    }
+
+    /// Ranks of which one has a broken device: one of them gets another process. Where nobody can tell which it is they have their
+    /// turns, because the step fails again as long as it is the wrong one.
+    fn broken(&mut self, now: u64, step: u64, ranks: &[u32]) {
+        let turn = self.times("broken".into()) - 1;
+        let Some(rank) = ranks.get(turn % ranks.len().max(1)) else { return };
+        let Some(process) = self.process(*rank) else { return };
+        let others = match ranks.len() {
+            1 => String::new(),
+            n => format!(", or that of another one of ranks {ranks:?} (turn {} of {n})", turn % n + 1),
+        };
+        let detail = format!(
+            "the gradients of step {step} come out differently where others compute them, again and again: its device is broken{others}"
+        );
+        self.kill(now, process, "broken device", detail);
     }
 
     fn failed(&mut self, now: u64, process: Process, code: i32, reason: &str, alike: bool) {

@@ -85,8 +85,8 @@ impl Executor<'_> {
                 let began = std::time::Instant::now();
                 let corrupt = mode == Mode::Train && !self.guard.check(self.ctx, self.states()).is_empty();
                 self.counts.guard += began.elapsed();
-                let differs = mode == Mode::Train && self.recheck.differs();
-                let ballot = Ballot { corrupt, differs, ..self.fill_ballot(mode) }.encode();
+                let leaves = if mode == Mode::Train { self.recheck.tell() } else { Vec::new() };
+                let ballot = Ballot { corrupt, leaves, ..self.fill_ballot(mode) }.encode();
                 if mode == Mode::Train {
                     self.prepared = Some(self.step);
                 }

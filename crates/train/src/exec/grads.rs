@@ -2,6 +2,7 @@
 
 use std::collections::BTreeMap;
 use std::ops::Range;
+use std::sync::atomic::Ordering;
 
 use fabric::{Group, ReducePlan};
 use kernels::Ctx;
@@ -13,6 +14,8 @@ use spec::{Accumulate, Class, Grid, Run, Unit};
 use super::{Executor, unhosted, unit_of};
 use crate::comm::Comm;
 use crate::error::TrainError;
+use crate::fault;
+use crate::leaves;
 use crate::mutant::{self, Mutant};
 use crate::place::Place;
 use crate::segments;
@@ -61,10 +64,6 @@ impl Executor<'_> {
             return Ok(());
         }
         let mut nodes = state.take_closed(at, bucket.leaves(grid));
-        if let Some((_, first)) = nodes.first_mut() {
-            self.faults.spoil(first);
-        }
-        nodes.iter().for_each(|(_, data)| self.recheck.see(data));
         let astray = self.mutant == Some(Mutant::ExpertsOtherGroup) && class == Class::Experts;
         let group = self.comm.group(if astray { Axis::Ep } else { Axis::holders(class) });
         let sum = if group.len() == 1 {
@@ -188,13 +187,29 @@ impl Executor<'_> {
     /// Ends the leaf of a data cell.
     pub(super) fn close(&mut self, instr: &Instr, cell: usize, bucket: Bucket) -> Result<(), TrainError> {
         let unit = Unit { cell, ..leaf_of(&self.run.grid, unit_of(instr)?) };
-        let leaves: Vec<usize> = match bucket.class() {
+        let class = bucket.class();
+        let leaves: Vec<usize> = match class {
             Class::Common => self.place.leaves(unit).collect(),
             Class::Experts => self.place.expert_leaves(unit).collect(),
         };
         let ctx = self.ctx;
         let (state, at) = bucket_of(&mut self.chunks, instr, bucket)?;
-        state.close(at, unit, leaves.into_iter(), |left, right| kernels::add_assign(ctx, left, right));
+        let (grid, layout, coords) = (&self.run.grid, &self.run.layout, self.place.at);
+        let made = |leaf: usize, gradient: &mut [f32]| {
+            self.faults.spoil(gradient);
+            if self.pulse.broken.load(Ordering::Relaxed) {
+                fault::flip(gradient, fault::STUCK);
+            }
+            if self.recheck.on() {
+                let by = self.recheck.shift();
+                let key = leaves::key(grid, layout, coords, class, leaf, by);
+                self.recheck.see(key, [instr.chunk, at, unit.mb], gradient);
+                // Those that are its own for good it sees, too, but for itself.
+                let own = class == Class::Common && self.place.data_cells.contains(&((leaf / grid.cp + by) % grid.dp));
+                self.counts.leaves_checked += u64::from(by > 0 && !own);
+            }
+        };
+        state.close(at, unit, leaves.into_iter(), made, |left, right| kernels::add_assign(ctx, left, right));
         Ok(())
     }
 }

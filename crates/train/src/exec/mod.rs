@@ -50,6 +50,8 @@ pub struct Counts {
     pub units: u64,
     /// Most bytes kept for backward at once, in a training step.
     pub peak_kept: u64,
+    /// Gradients, each of one bucket, that this rank made of other ranks' leaves to check them.
+    pub leaves_checked: u64,
     /// Time in segments and updates.
     pub compute: Duration,
     /// Time in exchanges, waiting included.
@@ -86,7 +88,7 @@ pub struct Executor<'a> {
     pub capture: Option<Vec<crate::eval::Captured>>,
     /// Writes down when instructions run, if that is wanted.
     pub recorder: Option<Recorder>,
-    /// Compares passes over one step, if that is wanted.
+    /// Checks a step by other ranks, if that is wanted.
     pub recheck: Recheck,
     /// For [`Mutant::StaleShard`]: parameters as they were last gathered.
     stale: HashMap<(usize, Bucket), Vec<f32>>,
@@ -344,7 +346,8 @@ impl<'a> Executor<'a> {
                 }
                 tally.loss = mutant::step_loss(self.mutant, tally.loss, &self.memory.losses);
                 let mut decision = vote::decide(&tally, &self.run.train);
-                if mode == Mode::Train && self.recheck.close(&tally.differ) {
+                let replica = |rank: u32| self.run.layout.coords(rank as usize).dp / self.run.layout.group;
+                if mode == Mode::Train && self.recheck.close(&tally.leaves, replica) {
                     decision.commit = false;
                 }
                 if !decision.commit {
@@ -397,6 +400,7 @@ impl<'a> Executor<'a> {
                     let data = if weight { state.kept_mut(bucket).0 } else { &mut state.buckets[bucket].moment1[..] };
                     fault::flip(data, number);
                 }
+                Strike::Device => self.pulse.broken.store(true, Ordering::Relaxed),
                 Strike::Message(number) => self.comm.endpoint.inject(fabric::Fault::FlipPayloadBit(number)),
                 Strike::Lose => self.comm.endpoint.inject(fabric::Fault::Lose),
                 Strike::Partition(peer) => self.comm.endpoint.partition(peer),
@@ -409,7 +413,8 @@ impl<'a> Executor<'a> {
         let lanes = self.place.lanes(unit);
         let mut tokens = Tokens::default();
         for cell in lanes.cells.clone() {
-            let whole = load(Unit { cell, ..unit });
+            // In a checking pass, those of other ranks.
+            let whole = load(Unit { cell: (cell + self.recheck.shift()) % self.run.grid.dp, ..unit });
             for context in lanes.contexts.clone() {
                 let context = mutant::context(self.mutant, context, self.place.grid_cp);
                 for rows in self.place.rows_of_context(context) {

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;
-use std::sync::atomic::AtomicU64;
+use std::sync::atomic::{AtomicBool, AtomicU64};
 
 use events::Event;
 use serde::{Deserialize, Serialize};
@@ -31,6 +31,8 @@ pub struct Pulse {
     pub step: AtomicU64,
     /// Instructions run.
     pub work: AtomicU64,
+    /// A fault that was asked for: what this process computes is wrong from now on.
+    pub broken: AtomicBool,
 }
 
 /// What a rank says while it runs.

@@ -261,16 +261,18 @@ impl ChunkState {
     }
 
     /// Ends bucket number `bucket` of `unit`: the gradients of its first lanes, the leaves `leaves` (ascending), join the
-    /// tree over its leaves.
+    /// tree over its leaves. `made` is shown each one before.
     pub fn close(
         &mut self,
         bucket: usize,
         unit: Unit,
         leaves: impl Iterator<Item = usize>,
+        mut made: impl FnMut(usize, &mut [f32]),
         mut add: impl FnMut(&mut Vec<f32>, &Vec<f32>),
     ) {
         for (lane, leaf) in leaves.enumerate() {
-            let done = self.grads.take(unit, lane, bucket);
+            let mut done = self.grads.take(unit, lane, bucket);
+            made(leaf, &mut done);
             let spent = self.buckets[bucket].closed.push(leaf..leaf + 1, done, &mut add);
             self.grads.recycle(spent);
         }
