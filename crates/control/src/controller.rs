@@ -96,6 +96,10 @@ pub struct Controller<'a> {
     /// When a step was committed last, in seconds since the start.
     stepped_at: Option<f64>,
     repairs: Repairs,
+    /// The last step that was told.
+    told: u64,
+    /// A step that was decided in the world that ends: told when it is sure that the next one goes on after it.
+    carried: Option<events::Step>,
     /// Where processes were started.
     hosts: HashMap<Process, String>,
     /// Of each agent that outlives controllers, its life and what of its news is written down.
@@ -143,6 +147,8 @@ impl<'a> Controller<'a> {
             sent_away: Default::default(),
             stepped_at: None,
             repairs: Repairs::default(),
+            told: config.from.as_ref().map_or(0, |(step, _)| *step),
+            carried: None,
             hosts: HashMap::new(),
             marks: BTreeMap::new(),
             rebuilt: false,

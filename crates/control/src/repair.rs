@@ -72,6 +72,15 @@ impl Repairs {
         if fault.is_none() {
             self.early.push((trouble.rank, trouble.step));
         }
+        // The hash of all state is looked at together: who else has a piece that failed is found by the same.
+        let of_state = |s: &&mut Struck| {
+            trouble.kind == "corrupt"
+                && matches!(s.fault.kind, FaultKind::FlipMoment | FaultKind::FlipWeight)
+                && s.fault.step <= trouble.step + 1
+        };
+        for struck in self.struck.iter_mut().filter(of_state) {
+            struck.detected = true;
+        }
         // A step that is left for another reason is computed again: what its gradients suffered goes with it.
         let spoilt = |s: &&mut Struck| s.fault.kind.spoils_gradients() && s.fault.step > trouble.step;
         for struck in self.struck.iter_mut().filter(spoilt) {

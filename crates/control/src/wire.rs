@@ -6,8 +6,8 @@
 
 use std::path::PathBuf;
 
-use events::Event;
-pub use policy::{Cause, Decided, Held, Origin};
+use events::{Event, Step};
+pub use policy::{Cause, Decided, Held, Origin, Piece};
 use serde::{Deserialize, Serialize};
 
 use crate::fault::Fault;
@@ -19,7 +19,7 @@ pub const RANK_COMMAND: &str = "__rank";
 pub const ABOUT_COMMAND: &str = "__about";
 
 /// Changes whenever these messages, or the job in [`ToRank::Hello`], do: binaries of one number understand each other.
-pub const PROTOCOL: u32 = 1;
+pub const PROTOCOL: u32 = 2;
 
 /// What a binary says of itself before a run is handed over to it.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -150,6 +150,13 @@ pub enum FromRank {
     },
     /// Something happened.
     Event(Event),
+    /// A step that the ranks of this world have decided, and of which nobody may have told: the world is over for this rank.
+    Carried {
+        /// Which world.
+        generation: u64,
+        /// The step.
+        step: Step,
+    },
     /// This world is over for this rank.
     Interrupted {
         /// Which world.

@@ -18,7 +18,8 @@ pub struct Agreement {
 
 /// Where processes go on by what they hold: one step more than the lowest if anybody knows that it was committed. `held[i]` is of
 /// process i, newest first; empty: it is gone, or not believed. `size(generation)` is how many ranks that world had; none: what
-/// is left of it is not wanted any more. `covers(generation, holds)`: have the ranks that `holds` names all of its state?
+/// is left of it is not wanted any more. `covers(generation, holds)`: have the ranks that `holds` names all of its state, but for
+/// what is corrupt?
 /// None if nobody has.
 pub fn agree(
     held: &[Vec<&Held>],
@@ -34,7 +35,8 @@ pub fn agree(
             step: held.step.filter(|_| there)?,
             prepared: held.prepared,
             decided: held.decided.as_ref().map(|d| (d.step, d.clone())),
-            corrupt: !held.corrupt.is_empty(),
+            // What failed its hash is left out of what it covers.
+            corrupt: false,
         })
     };
     let processes: Vec<Vec<_>> = held.iter().map(|held| held.iter().filter_map(holding).collect()).collect();
@@ -97,13 +99,14 @@ mod tests {
     }
 
     #[test]
-    fn corrupt_state_is_not_believed() {
-        let bad = Held { corrupt: vec!["norm/moment".into()], ..at(4, true, Some(5)) };
+    fn a_corrupt_piece_leaves_its_holder_a_source_of_the_rest() {
+        let piece = crate::Piece { tensor: 0, slice: 0, elements: 0..9, mirror: false, what: "moment1 of norm".into() };
+        let bad = Held { corrupt: vec![piece], ..at(4, true, Some(5)) };
         let good = at(4, true, None);
         let agreed = agree(&[Some(&bad), Some(&good)]).unwrap();
-        // Its decision is: all ranks derive the same one.
-        assert_eq!((agreed.0, agreed.2), (5, vec![false, true]));
-        assert_eq!(agree(&[None, Some(&bad)]), None);
+        assert_eq!((agreed.0, agreed.2), (5, vec![true, true]));
+        // Whether that is enough the layout knows.
+        assert_eq!(super::agree(&[vec![&bad]], |_| Some(1), |_, _| false), None);
         assert_eq!(agree(&[Some(&Held::default())]), None);
     }
 

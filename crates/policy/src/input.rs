@@ -1,6 +1,7 @@
 //! What happened.
 
 use std::fmt;
+use std::ops::Range;
 use std::path::PathBuf;
 
 use serde::{Deserialize, Serialize};
@@ -24,6 +25,21 @@ pub struct Decided {
     pub decision: serde_json::Value,
 }
 
+/// A piece of a tensor's state, parameters and moments.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Piece {
+    /// The tensor, index in canonical order.
+    pub tensor: usize,
+    /// The tensor cell's slice.
+    pub slice: usize,
+    /// Elements of the slice.
+    pub elements: Range<usize>,
+    /// Of what is mirrored, and not of the own state.
+    pub mirror: bool,
+    /// What it is, for the person.
+    pub what: String,
+}
+
 /// What a process holds of one world after an interruption, and behind it what it still has of the world before.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 pub struct Held {
@@ -43,8 +59,8 @@ pub struct Held {
     /// The decision of the last vote that this rank saw. It is never one behind: a rank that saw a vote has applied it,
     /// so its step is `step`; a rank whose `step` is one less and which is `prepared` rolls forward with it.
     pub decided: Option<Decided>,
-    /// Pieces of the own state that failed their hash; empty: all is well.
-    pub corrupt: Vec<String>,
+    /// Pieces of it that failed their hash: it is no source of these. Empty: all is well.
+    pub corrupt: Vec<Piece>,
     /// State of the world before, which this one started from: kept until that is settled.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub before: Option<Box<Held>>,

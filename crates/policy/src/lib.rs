@@ -28,7 +28,7 @@ pub mod transaction;
 
 pub use action::{Action, Decision, Origin, Trouble, World};
 pub use held::{Agreement, agree};
-pub use input::{Cause, Decided, Held, Input, Process};
+pub use input::{Cause, Decided, Held, Input, Piece, Process};
 pub use ladder::{Policy, Start};
 pub use shrink::{Laws, nearest};
 

@@ -2,6 +2,8 @@
 
 use spec::{Run, SpecError};
 
+use crate::input::Piece;
+
 /// What the policy asks about layouts and state; `train` knows the answers.
 pub trait Laws: Send {
     /// Why the program of this run cannot be run.
@@ -10,11 +12,12 @@ pub trait Laws: Send {
     /// The reason.
     fn fits(&self, run: &Run) -> Result<(), String>;
 
-    /// What the ranks of `after` need and no rank of `before` that holds state has, in words; `holds` is by rank. None: all is there.
-    fn lost(&self, before: &Run, holds: &[bool], after: &Run) -> Option<String>;
+    /// What the ranks of `after` need and no rank of `before` that holds state has, in words. `holds`, by rank: none: nothing; else
+    /// all but these pieces. None: all is there.
+    fn lost(&self, before: &Run, holds: &[Option<&[Piece]>], after: &Run) -> Option<String>;
 
     /// Whether all is there.
-    fn covers(&self, before: &Run, holds: &[bool], after: &Run) -> bool {
+    fn covers(&self, before: &Run, holds: &[Option<&[Piece]>], after: &Run) -> bool {
         self.lost(before, holds, after).is_none()
     }
 }
@@ -127,7 +130,7 @@ mod tests {
             fn fits(&self, _: &Run) -> Result<(), String> {
                 Err("no".into())
             }
-            fn lost(&self, _: &Run, _: &[bool], _: &Run) -> Option<String> {
+            fn lost(&self, _: &Run, _: &[Option<&[Piece]>], _: &Run) -> Option<String> {
                 None
             }
         }

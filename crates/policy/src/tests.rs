@@ -12,8 +12,10 @@ impl Laws for Anything {
         Ok(())
     }
     // As plain data parallelism: somebody holds something.
-    fn lost(&self, _: &Run, holds: &[bool], _: &Run) -> Option<String> {
-        (!holds.contains(&true)).then(|| "moments of everything".into())
+    fn lost(&self, _: &Run, holds: &[Option<&[Piece]>], _: &Run) -> Option<String> {
+        let holders: Vec<_> = holds.iter().flatten().collect();
+        let Some(first) = holders.first() else { return Some("moments of everything".into()) };
+        first.iter().find(|piece| holders.iter().all(|bad| bad.contains(piece))).map(|piece| piece.what.clone())
     }
 }
 
@@ -89,6 +91,10 @@ fn formed(actions: &[Action]) -> World {
 
 fn at(step: u64) -> Held {
     Held { step: Some(step), ..Held::default() }
+}
+
+fn piece() -> Piece {
+    Piece { tensor: 0, slice: 0, elements: 0..4, mirror: false, what: "moment1 of norm".into() }
 }
 
 fn peers(world: &World) -> (u64, Vec<Option<u32>>) {
@@ -181,18 +187,31 @@ fn a_bad_message_is_a_replay_but_not_for_ever() {
 #[test]
 fn corrupt_state_comes_from_elsewhere_or_from_disk() {
     let mut desk = Desk::running(&["layout.dp=2"], 6);
-    let bad = Held { corrupt: vec!["norm/moment".into()], ..at(6) };
+    let bad = Held { corrupt: vec![piece()], ..at(6) };
     desk.says(1, bad.clone(), Cause::Corrupt { ranks: vec![1] });
     let world = formed(&desk.says(0, at(6), Cause::Corrupt { ranks: vec![1] }));
     assert_eq!(world.processes, [Process(0), Process(1)]);
+    assert_eq!(peers(&world), (6, vec![Some(0), Some(1)]), "it is a source of the rest");
+    desk.load(6);
+    // Two, whose pieces are others.
+    let other = Held { corrupt: vec![Piece { tensor: 1, ..piece() }], ..at(6) };
+    desk.says(1, bad.clone(), Cause::Corrupt { ranks: vec![0, 1] });
+    let world = formed(&desk.says(0, other, Cause::Corrupt { ranks: vec![0, 1] }));
+    assert_eq!(peers(&world), (6, vec![Some(0), Some(1)]));
+    desk.load(6);
+    // One that was found corrupt and does not know where.
+    desk.says(1, at(6), Cause::Corrupt { ranks: vec![1] });
+    let world = formed(&desk.says(0, at(6), Cause::Corrupt { ranks: vec![1] }));
     assert_eq!(peers(&world), (6, vec![Some(0), None]));
     desk.load(6);
+    desk.on(Input::Step { step: 7 });
     desk.on(Input::Checkpoint { step: 6, path: "c/step-6".into() });
+    let bad = Held { step: Some(7), ..bad };
     desk.says(1, bad.clone(), Cause::Corrupt { ranks: vec![0, 1] });
     let world = formed(&desk.says(0, bad, Cause::Corrupt { ranks: vec![0, 1] }));
     assert_eq!(world.origin, Origin::Disk("c/step-6".into()));
     let reason = &desk.seen.last().unwrap().reason;
-    assert!(reason.contains("nobody holds moments of everything"), "{reason}");
+    assert!(reason.contains("nobody holds moment1 of norm"), "{reason}");
 }
 
 #[test]
@@ -250,7 +269,7 @@ fn state_that_changes_again_and_again_restarts_its_process_and_then_ends() {
     let mut killed = Vec::new();
     for _ in 0..4 {
         let second = desk.policy.world().unwrap().processes[1];
-        let bad = Held { corrupt: vec!["norm/moment".into()], ..at(6) };
+        let bad = Held { corrupt: vec![piece()], ..at(6) };
         desk.says(0, at(6), Cause::Corrupt { ranks: vec![1] });
         let out = desk.says(second.0, bad, Cause::Corrupt { ranks: vec![1] });
         killed.extend(out.iter().filter(|a| matches!(a, Action::Kill { .. })).cloned());

@@ -8,15 +8,13 @@ use std::ops::Range;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use checkpoint::Kind;
+use control::wire::Piece;
 use kernels::Ctx;
 use spec::tensors::STATE_CHUNK;
 
 use crate::optim::Written;
 use crate::persist;
 use crate::state::{BucketState, ChunkState, Tier};
-
-/// Blocks that a message about corrupt state names.
-const NAMED_MAX: usize = 8;
 
 /// What a rank wrote last.
 #[derive(Debug, Default)]
@@ -68,10 +66,11 @@ impl Guard {
         }
     }
 
-    /// What is not as it was remembered, in words; empty: all is well, or nothing is known.
-    pub fn check<'s>(&self, ctx: &Ctx, states: impl Iterator<Item = &'s ChunkState>) -> Vec<String> {
+    /// What is not as it was remembered; empty: all is well, or nothing is known. From state number `own` on it is mirrored.
+    pub fn check<'s>(&self, ctx: &Ctx, states: impl Iterator<Item = &'s ChunkState>, own: usize) -> Vec<Piece> {
         let mut bad = Vec::new();
-        for (known, state) in self.sums.iter().zip(states).filter(|(known, _)| !known.is_empty()) {
+        let known = self.sums.iter().zip(states).enumerate().filter(|(_, (known, _))| !known.is_empty());
+        for (number, (known, state)) in known {
             let mut known = known.iter().enumerate();
             for buckets in at_once(state) {
                 state.buckets.iter().skip(buckets.start).take(buckets.len() + 1).for_each(BucketState::want);
@@ -80,7 +79,7 @@ impl Guard {
                 let (expected, data): (Vec<_>, Vec<_>) =
                     of_known.filter_map(|((i, sum), data)| Some(((i, (*sum)?), data))).unzip();
                 let differs = expected.into_iter().zip(checksums(ctx, &data)).filter(|((_, a), b)| a != b);
-                bad.extend(differs.take(NAMED_MAX).map(|((i, _), _)| name(state, i)));
+                bad.extend(differs.flat_map(|((i, _), _)| pieces(state, i, number >= own)));
                 state.buckets[buckets].iter().for_each(BucketState::rest);
             }
         }
@@ -133,21 +132,24 @@ fn checksums(ctx: &Ctx, blocks: &[&[f32]]) -> Vec<u64> {
     out.into_iter().map(AtomicU64::into_inner).collect()
 }
 
-/// Block number `i` of [`blocks`] in words.
-fn name(state: &ChunkState, i: usize) -> String {
+/// The tensors' pieces in block number `i` of [`blocks`].
+fn pieces(state: &ChunkState, i: usize, mirror: bool) -> Vec<Piece> {
     let mut before = 0;
     for part in (0..state.buckets.len()).flat_map(|bucket| parts(state, bucket)) {
         let count = part.data.len().div_ceil(STATE_CHUNK);
         if i < before + count {
             let first = part.first + (i - before) * STATE_CHUNK;
             let at = first..(first + STATE_CHUNK).min(part.first + part.data.len());
-            let touches = |held: &&crate::state::Held| held.at.start < at.end && at.start < held.at.end;
-            let tensors: Vec<_> = state.held.iter().filter(touches).map(|held| held.tensor.name.as_str()).collect();
-            return format!("{} of {}", part.kind, tensors.join(", "));
+            let piece = |held: &crate::state::Held, slice, elements| {
+                let what = format!("{} of {}", part.kind, held.tensor.name);
+                Piece { tensor: held.index, slice, elements, mirror, what }
+            };
+            let of = |held| crate::state::Held::pieces(held, &at).map(move |(slice, elements, _)| piece(held, slice, elements));
+            return state.held.iter().flat_map(of).collect();
         }
         before += count;
     }
-    format!("block {i} of chunk {}", state.chunk)
+    Vec::new()
 }
 
 #[cfg(test)]
@@ -184,11 +186,11 @@ mod tests {
                 aux: 0.0,
             };
             let written = optim::apply(&ctx, &run.train, 1, &decision, &mut state, true);
-            assert!(!guard.check(&ctx, [&state].into_iter()).is_empty(), "the state is another one");
+            assert!(!guard.check(&ctx, [&state].into_iter(), 1).is_empty(), "the state is another one");
             guard.wrote(0, &state, written);
             let told = guard.sums[0].iter().flatten().count();
             assert!(told > 0 && (zero == 1) == (told < before[0].len()), "zero {zero}: {told} of {}", before[0].len());
-            assert!(guard.check(&ctx, [&state].into_iter()).is_empty());
+            assert!(guard.check(&ctx, [&state].into_iter(), 1).is_empty());
             guard.fill(&ctx, [&state].into_iter());
             let mut fresh = Guard::default();
             fresh.fill(&ctx, [&state].into_iter());
@@ -196,10 +198,16 @@ mod tests {
             let bucket = state.buckets.iter().position(|b| !b.moment2.is_empty()).unwrap();
             let last = state.buckets[bucket].moment2.last_mut().unwrap();
             *last = f32::from_bits(last.to_bits() ^ 1);
-            let found = guard.check(&ctx, [&state].into_iter());
-            assert!(found.len() == 1 && found[0].contains("moment2"), "{found:?}");
+            let found = guard.check(&ctx, [&state].into_iter(), 0);
+            let element = state.held.iter().map(|held| held.at.end).max();
+            assert!(!found.is_empty() && found.iter().all(|p| p.what.contains("moment2") && p.mirror), "{found:?}");
+            // The piece of the last tensor ends where the flipped element stands.
+            let last = found.last().unwrap();
+            let held = state.held.iter().find(|held| held.index == last.tensor).unwrap();
+            let end = held.slice(last.slice - held.slices.start).start + last.elements.end;
+            assert!(end == state.buckets[bucket].owned.end && Some(end) <= element, "{found:?}");
             guard.wrote(0, &state, None);
-            assert!(guard.check(&ctx, [&state].into_iter()).is_empty(), "nothing is known");
+            assert!(guard.check(&ctx, [&state].into_iter(), 1).is_empty(), "nothing is known");
         }
     }
 }

@@ -35,6 +35,7 @@ use crate::pin;
 use crate::sample::Sampling;
 use crate::saver::{self, Saver};
 use crate::state::ChunkState;
+use crate::vote::Decision;
 
 pub use world::{Ended, Ending, Pulse, Remains, Said, Start};
 
@@ -118,6 +119,8 @@ pub fn run(job: &Job, endpoint: Endpoint, start: Start, sink: &dyn Fn(Said)) -> 
         best: loaded.best,
         best_at_step: loaded.best,
         step: loaded.step,
+        began,
+        took_s: 0.0,
         from_peers: loaded.from_peers,
         open_at: loaded.open.then_some(loaded.step),
     };
@@ -172,6 +175,10 @@ struct RankRun<'a> {
     best_at_step: Best,
     /// The last step whose update is whole.
     step: u64,
+    /// When the last step was begun.
+    began: Instant,
+    /// Seconds that the last whole step took.
+    took_s: f64,
     from_peers: bool,
     /// The step whose checkpoint an earlier world may have written.
     open_at: Option<u64>,
@@ -192,7 +199,14 @@ impl RankRun<'_> {
         let decided = executor.verdict.take().filter(|verdict| verdict.decision.commit);
         let voted = decided.as_ref().map_or(0, |verdict| verdict.step);
         let step = self.step.max(voted);
-        let corrupt = executor.guard.check(executor.ctx, executor.states());
+        if let Some((verdict, voted)) = decided.as_ref().zip(executor.voted) {
+            // Who was to tell it may be gone.
+            let took = voted.saturating_duration_since(self.began).as_secs_f64();
+            let seconds = if verdict.step > self.step { took } else { self.took_s };
+            (self.sink)(Said::Carried(self.told(verdict.step, &verdict.decision, seconds)));
+        }
+        let executor = &mut self.executor;
+        let corrupt = executor.guard.check(executor.ctx, executor.states(), executor.chunks.len());
         Remains {
             generation: 0,
             // State of peers has come to all or to none; else the first vote says that all have theirs.
@@ -276,6 +290,7 @@ impl RankRun<'_> {
     fn step(&mut self, step: u64) -> Result<bool, TrainError> {
         let run = &self.job.run;
         let began = Instant::now();
+        self.began = began;
         let first = run.first_sequence(step);
         let load = |unit: Unit| {
             let sequences = run.grid.sequences(mutant::unit(self.job.mutant, &run.grid, unit));
@@ -332,11 +347,19 @@ impl RankRun<'_> {
         if let Some(work) = self.own_work.end(&self.executor, step, seconds) {
             (self.sink)(Said::Event(Event::Work(work)));
         }
+        self.took_s = seconds;
+        self.say(Event::Step(self.told(step, &decision, seconds)));
+        Ok(decision.stop)
+    }
+
+    /// What is told of a step that was decided and took so long.
+    fn told(&self, step: u64, decision: &Decision, seconds: f64) -> Step {
+        let run = &self.job.run;
         let tokens = run.tokens_per_step() as u64;
         let rate = tokens as f64 / seconds;
         let flops = rate * run.model.flops_per_token(run.train.seq);
         let aux = run.model.moe.as_ref().filter(|moe| moe.aux_loss > 0.0).map(|_| decision.aux);
-        self.say(Event::Step(Step {
+        Step {
             step,
             steps: run.train.steps,
             loss: decision.loss,
@@ -348,8 +371,7 @@ impl RankRun<'_> {
             tokens_per_s_rank: rate / run.layout.world() as f64,
             mfu: flops / (self.job.peak_gflops * 1e9),
             experts: expert_load(&self.executor.loads, self.executor.copies, tokens, aux),
-        }));
-        Ok(decision.stop)
+        }
     }
 
     /// Writes down what was recorded; the parent waits for it. From then on nothing is recorded.

@@ -93,6 +93,13 @@ impl Controller<'_> {
             }
         }
         let committed = self.policy.reached();
+        if let (Some(carried), Origin::Peers { step, .. }) = (self.carried.take(), &world.origin)
+            && carried.step == *step
+            && *step == self.told + 1
+        {
+            observe(&Event::Step(carried));
+        }
+        self.told = committed;
         let (from, resumed) = match &world.origin {
             Origin::Fresh => ("the start".to_string(), 1),
             Origin::Disk(path) => (format!("disk, {}", path.display()), 0),

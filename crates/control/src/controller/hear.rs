@@ -87,6 +87,11 @@ impl Controller<'_> {
                 self.feed(Input::Loaded { process, generation, step }, agents, observe);
             }
             FromRank::Event(event) => self.event(process, event, agents, observe),
+            FromRank::Carried { generation, step } => {
+                if self.generation() == generation && self.rank(process).is_some() {
+                    self.carried = Some(step);
+                }
+            }
             FromRank::Interrupted { generation, held, cause } => {
                 if self.generation() == generation {
                     self.repairs.left(self.seconds());
@@ -123,6 +128,7 @@ impl Controller<'_> {
         let input = match event {
             Event::Step(step) => {
                 self.stepped_at = Some(at);
+                self.told = step.step;
                 self.repairs.step(step.step, at).iter().for_each(&mut *observe);
                 self.missed(step.step, observe);
                 Input::Step { step: step.step }

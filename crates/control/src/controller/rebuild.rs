@@ -72,6 +72,7 @@ impl<'a> Controller<'a> {
             }
         }
         controller.ticked_at = controller.now();
+        controller.told = controller.policy.reached();
         Ok(controller)
     }
 

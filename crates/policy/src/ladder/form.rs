@@ -8,7 +8,7 @@ use super::{Left, Next, Phase, Policy};
 use crate::action::{Action, Origin, World};
 use crate::held::{Agreement, agree};
 use crate::hosts::Doing;
-use crate::input::{Cause, Held, Process};
+use crate::input::{Cause, Held, Piece, Process};
 use crate::shrink::nearest;
 use crate::spread::{block, neighbours};
 use crate::{BUDGET_SPENT, DIVERGED};
@@ -76,7 +76,10 @@ impl Policy {
         let mut held: Vec<Vec<&Held>> = held.into_iter().map(|h| h.map_or(Vec::new(), |h| h.all().collect())).collect();
         for cause in &causes {
             if let Cause::Corrupt { ranks } = cause {
-                ranks.iter().for_each(|r| held[*r as usize].clear());
+                // Who does not know which piece it is could have given it to anybody.
+                let unknown = |r: &&u32| held[**r as usize].first().is_some_and(|held| held.corrupt.is_empty());
+                let unknown: Vec<_> = ranks.iter().filter(unknown).copied().collect();
+                unknown.into_iter().for_each(|r| held[r as usize].clear());
             }
         }
         self.blame(now, &members, &causes);
@@ -138,24 +141,31 @@ impl Policy {
     fn left(&mut self, members: &[Process], held: &[Vec<&Held>]) -> Next {
         let run = |generation| self.past.get(&generation).map(|(run, _)| run);
         let size = |generation| run(generation).map(|run| run.layout.world());
-        let covers = |generation, holds: &[bool]| run(generation).is_some_and(|run| self.laws.covers(run, holds, run));
+        let corrupt = |generation, rank: usize| {
+            let of = |held: &&&Held| (held.generation, held.rank as usize) == (generation, rank);
+            held.iter().flatten().find(of).map_or(&[][..], |held| &held.corrupt)
+        };
+        let covers = |generation, holds: &[bool]| {
+            let but = |(rank, holds): (usize, &bool)| holds.then(|| corrupt(generation, rank));
+            let holds: Vec<_> = holds.iter().enumerate().map(but).collect();
+            run(generation).is_some_and(|run| self.laws.covers(run, &holds, run))
+        };
         let Some(Agreement { generation, step, forward, holders }) = agree(held, size, covers) else {
             // What is missing of the last world, by who is believed.
-            let mut holds = vec![false; members.len()];
-            let sound = |held: &&Held| held.step.is_some() && held.corrupt.is_empty();
-            for (rank, held) in held.iter().enumerate() {
-                holds[rank] = held.first().is_some_and(sound);
-            }
+            let of = |held: &Vec<&'_ Held>| held.first().filter(|held| held.step.is_some()).map(|held| held.corrupt.clone());
+            let pieces: Vec<Option<Vec<Piece>>> = held.iter().map(of).collect();
+            let holds: Vec<_> = pieces.iter().map(Option::as_deref).collect();
             let run = self.run();
             let lost = self.laws.lost(run, &holds, run);
             self.why_saved = lost.map_or(String::new(), |lost| format!("nobody holds {lost}: "));
             return Next::Saved;
         };
+        let bad = (0..holders.len()).map(|rank| corrupt(generation, rank).to_vec()).collect();
         let holders = holders.into_iter().map(|holder| holder.map(|i| members[i])).collect();
         let (run, run_toml) = self.past[&generation].clone();
         self.committed = self.committed.max(step);
         self.reached = self.reached.max(step);
-        Next::Peers(Box::new(Left { generation, run, run_toml, holders, step, forward }))
+        Next::Peers(Box::new(Left { generation, run, run_toml, holders, corrupt: bad, step, forward }))
     }
 
     /// The same trouble at the same step, again and again: somebody is restarted, although nobody can be named for sure.
@@ -254,12 +264,12 @@ impl Policy {
         let (origin, from) = match &self.origin {
             Next::Peers(left) => {
                 let holders: Vec<_> = left.holders.iter().map(|h| h.as_ref().and_then(rank_of)).collect();
-                let holds: Vec<_> = holders.iter().map(Option::is_some).collect();
+                let holds = left.holds(|process| rank_of(&process).is_some());
                 let lost = self.laws.lost(&left.run, &holds, &run);
                 if lost.is_none() {
                     let (before, step, forward) = (left.run_toml.clone(), left.step, left.forward.clone());
                     let generation = left.generation;
-                    let (here, all) = (holds.iter().filter(|holds| **holds).count(), holds.len());
+                    let (here, all) = (holds.iter().flatten().count(), holds.len());
                     let text = format!("state of step {step} from {here} of the {all} ranks before");
                     (Origin::Peers { generation, before, holders, step, forward }, text)
                 } else {
@@ -311,8 +321,7 @@ impl Policy {
     fn with_state(&self, run: &Run, mut processes: Vec<Process>) -> Vec<Process> {
         let Next::Peers(left) = &self.origin else { return processes };
         let covers = |with: &[Process]| {
-            let holds: Vec<_> = left.holders.iter().map(|h| h.is_some_and(|p| with.contains(&p))).collect();
-            self.laws.covers(&left.run, &holds, run)
+            self.laws.covers(&left.run, &left.holds(|process| with.contains(&process)), run)
         };
         let mut at = if covers(&processes) { processes.len() } else { 0 };
         while processes.len() > run.layout.world() && at > 0 {

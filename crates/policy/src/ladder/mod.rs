@@ -11,7 +11,7 @@ use spec::{Guard, Run};
 
 use crate::action::{Action, Decision, Trouble, World};
 use crate::hosts::{Doing, Hosts};
-use crate::input::{Cause, Held, Input, Process};
+use crate::input::{Cause, Held, Input, Piece, Process};
 use crate::shrink::Laws;
 use crate::{BUDGET_SPENT, INTERNAL};
 
@@ -116,8 +116,18 @@ struct Left {
     run_toml: String,
     /// By its ranks.
     holders: Vec<Option<Process>>,
+    /// By its ranks: what is corrupt of what they hold.
+    corrupt: Vec<Vec<Piece>>,
     step: u64,
     forward: Option<crate::Decided>,
+}
+
+impl Left {
+    /// What it holds with who is there, as [`Laws::lost`] asks.
+    fn holds(&self, there: impl Fn(Process) -> bool) -> Vec<Option<&[Piece]>> {
+        let of = |(holder, corrupt): (&Option<Process>, &'_ Vec<Piece>)| holder.is_some_and(&there).then_some(corrupt);
+        self.holders.iter().zip(&self.corrupt).map(of).map(|corrupt| corrupt.map(Vec::as_slice)).collect()
+    }
 }
 
 impl Policy {

@@ -33,7 +33,7 @@ impl Policy {
             return;
         }
         let Some(process) = members.iter().copied().find(|p| self.old.contains(p)) else { return };
-        let holds: Vec<_> = members.iter().map(|p| *p != process).collect();
+        let holds: Vec<_> = members.iter().map(|p| (*p != process).then_some(&[][..])).collect();
         let run = self.run();
         if !self.laws.covers(run, &holds, run) {
             return;
@@ -45,8 +45,7 @@ impl Policy {
     /// All members of the world that ended are heard: who was to leave goes, unless something else has happened to the others.
     pub(super) fn let_go(&mut self) {
         let (Some(process), Next::Peers(left)) = (self.leaving.take(), &self.origin) else { return };
-        let holds: Vec<_> = left.holders.iter().map(|h| h.is_some_and(|p| p != process)).collect();
-        let covered = self.laws.covers(&left.run, &holds, &left.run);
+        let covered = self.laws.covers(&left.run, &left.holds(|other| other != process), &left.run);
         // Also if it stays: the next try is after a step, when mirrors are up to date.
         self.renewed_at = self.reached;
         if covered {

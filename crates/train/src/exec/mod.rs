@@ -103,6 +103,8 @@ pub struct Executor<'a> {
     decision: Option<Decision>,
     /// The last vote of a training step.
     pub verdict: Option<Verdict>,
+    /// When that was.
+    pub voted: Option<Instant>,
     /// The step whose gradients were complete last.
     pub prepared: Option<u64>,
     /// What the state was when it was written, if that is wanted.
@@ -176,6 +178,7 @@ impl<'a> Executor<'a> {
             ballot: Vec::new(),
             decision: None,
             verdict: None,
+            voted: None,
             prepared: None,
             guard: Guard::default(),
             guarded: false,
@@ -357,6 +360,7 @@ impl<'a> Executor<'a> {
                 self.decision = Some(decision);
                 (self.loads, self.copies) = (tally.loads, tally.copies);
                 if let (Mode::Train, Some(decision)) = (mode, self.decision) {
+                    self.voted = Some(Instant::now());
                     self.verdict = Some(Verdict { step: self.step, decision, loads: self.loads.clone() });
                 }
             }

@@ -13,7 +13,7 @@ use control::lease::Holding;
 use control::local::LocalAgent;
 use events::{Event, Intervention};
 use fabric::FabricOptions;
-use policy::Laws;
+use policy::{Laws, Piece};
 use spec::Run;
 
 use super::flight;
@@ -43,10 +43,11 @@ impl Laws for StateLaws {
         prove(run).map(drop).map_err(|e| e.to_string())
     }
 
-    fn lost(&self, before: &Run, holds: &[bool], after: &Run) -> Option<String> {
+    fn lost(&self, before: &Run, holds: &[Option<&[Piece]>], after: &Run) -> Option<String> {
         let mut next = 0..;
-        let holders: Vec<Option<usize>> = holds.iter().map(|holds| if *holds { next.next() } else { None }).collect();
-        recover::plan(before, &holders, after).names_lost(after)
+        let holders: Vec<Option<usize>> = holds.iter().map(|holds| holds.and_then(|_| next.next())).collect();
+        let corrupt: Vec<_> = holds.iter().map(|holds| holds.unwrap_or(&[])).collect();
+        recover::plan(before, &holders, &corrupt, after).names_lost(after)
     }
 }
 

@@ -4,7 +4,8 @@ use std::collections::BTreeMap;
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, AtomicU64};
 
-use events::Event;
+use control::wire::Piece;
+use events::{Event, Step};
 use serde::{Deserialize, Serialize};
 
 use crate::best::Best;
@@ -40,6 +41,8 @@ pub struct Pulse {
 pub enum Said {
     /// Something happened.
     Event(Event),
+    /// A step that is decided, of which nobody may have told, because its world ends.
+    Carried(Step),
     /// The state is here and verified.
     Loaded {
         /// The last committed step in it.
@@ -85,8 +88,8 @@ pub struct Remains {
     pub prepared: bool,
     /// The last vote that this rank saw.
     pub decided: Option<Verdict>,
-    /// State that is not what was written, in words.
-    pub corrupt: Vec<String>,
+    /// State that is not what was written.
+    pub corrupt: Vec<Piece>,
     /// Validations up to the last step, without those that follow it.
     pub best: Best,
     /// What this world started from, as long as it is not settled.

@@ -3,6 +3,7 @@
 use std::collections::HashMap;
 use std::ops::Range;
 
+use control::wire::Piece;
 use spec::Run;
 use spec::tensors::STATE_CHUNK;
 
@@ -97,9 +98,11 @@ impl Plan {
 /// Moves what the ranks of `before` hold to where those of `after` want it. `holders`: by rank of `before` the rank in
 /// `after` that has its state, if any has. Both runs have the same model and grid.
 ///
+/// `corrupt`, by rank of `before`: pieces that are not what was written there, or fewer ranks if the others have none.
+///
 /// A source of a piece is who updates it: other copies of parameters may be a step behind when a world ends. A rank's own
 /// copy comes first, then the source that has given least.
-pub fn plan(before: &Run, holders: &[Option<usize>], after: &Run) -> Plan {
+pub fn plan(before: &Run, holders: &[Option<usize>], corrupt: &[&[Piece]], after: &Run) -> Plan {
     // By tensor and slice.
     let mut sources: HashMap<(usize, usize), Vec<Known>> = HashMap::new();
     for (rank, held) in holdings(before).into_iter().enumerate() {
@@ -108,7 +111,11 @@ pub fn plan(before: &Run, holders: &[Option<usize>], after: &Run) -> Plan {
         for (mirror, slot) in owned.chain(held.mirrored.into_iter().map(|slot| (true, slot))) {
             let Slot { chunk, tensor, slice, elements } = slot;
             let source = Source { before: rank, now, chunk, mirror };
-            sources.entry((tensor, slice)).or_default().push((elements, source));
+            let bad = corrupt.get(rank).copied().unwrap_or_default().iter();
+            let bad = bad.filter(|p| (p.tensor, p.slice, p.mirror) == (tensor, slice, mirror)).map(|p| p.elements.clone());
+            for elements in without(elements, bad) {
+                sources.entry((tensor, slice)).or_default().push((elements, source));
+            }
         }
     }
     let mut out = Plan::default();
@@ -139,6 +146,16 @@ pub fn plan(before: &Run, holders: &[Option<usize>], after: &Run) -> Plan {
     let world = after.layout.world();
     out.moves.sort_by_key(|m| ((m.to + world - m.from.now) % world, m.from.now));
     out
+}
+
+/// What is left of `whole` without `bad`.
+fn without(whole: Range<usize>, bad: impl Iterator<Item = Range<usize>>) -> Vec<Range<usize>> {
+    let mut left = vec![whole];
+    for bad in bad {
+        let parts = |r: Range<usize>| [r.start..r.end.min(bad.start), r.start.max(bad.end)..r.end];
+        left = left.into_iter().flat_map(parts).filter(|r| r.start < r.end).collect();
+    }
+    left
 }
 
 /// What a rank needs to keep `held`: each piece, and whether it is of what it mirrors.

@@ -2,6 +2,7 @@
 
 use std::collections::BTreeMap;
 
+use control::wire::Piece;
 use serde::{Deserialize, Serialize};
 use spec::Run;
 
@@ -34,6 +35,8 @@ pub struct Peers {
 struct Claim {
     /// The rank of the earlier world whose state it has, at the step.
     holds: Option<usize>,
+    /// What of it is not what was written.
+    corrupt: Vec<Piece>,
     /// Validations before those that follow the step.
     best: Option<Best>,
     /// The step's vote was to stop after it.
@@ -66,18 +69,18 @@ pub fn fetch(executor: &mut Executor, peers: &mut Peers) -> Result<Fetched, Trai
     if let (Some(mine), Some(remains)) = (mine, remains.as_deref_mut()) {
         roll_forward(executor, before, remains, mine, *step, forward.as_ref());
     }
-    let held = remains.as_deref().filter(|remains| {
-        // What is not as it was written is no source.
-        mine == Some(remains.rank) && remains.step == *step && remains.corrupt.is_empty()
-    });
+    let held = remains.as_deref().filter(|remains| mine == Some(remains.rank) && remains.step == *step);
     let claim = Claim {
         holds: held.map(|remains| remains.rank),
+        // What is not as it was written is no source.
+        corrupt: held.map_or(Vec::new(), |remains| remains.corrupt.clone()),
         best: held.map(|remains| remains.best),
         stop: held.is_some_and(|remains| remains.stops()),
     };
     let claims = all_claims(executor, &claim)?;
     let holders: Vec<_> = (0..holders.len()).map(|rank| claims.iter().position(|c| c.holds == Some(rank))).collect();
-    let plan = plan(before, &holders, executor.run);
+    let bad = |holder: &Option<usize>| holder.map_or(&[][..], |now| &claims[now].corrupt);
+    let plan = plan(before, &holders, &holders.iter().map(bad).collect::<Vec<_>>(), executor.run);
     let bytes = carry_out(executor, &plan, held)?;
     let best = claims.iter().find_map(|claim| claim.best).unwrap_or_default();
     *whole = Some(best);

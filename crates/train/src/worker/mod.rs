@@ -124,6 +124,7 @@ impl Worker<'_> {
         rank::run(&job, endpoint, start, &|said| {
             self.voice.say(&match said {
                 Said::Event(event) => FromRank::Event(event),
+                Said::Carried(step) => FromRank::Carried { generation, step },
                 Said::Loaded { step, bytes, seconds } => FromRank::Loaded { generation, step, bytes, seconds },
             });
         })

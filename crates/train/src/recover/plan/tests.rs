@@ -41,7 +41,7 @@ proptest! {
         let holders: Vec<Option<usize>> = (0..before.layout.world())
             .map(|rank| if alive >> rank & 1 == 1 { free.pop() } else { None })
             .collect();
-        let plan = plan(&before, &holders, &after);
+        let plan = plan(&before, &holders, &[], &after);
         let has = holdings(&before);
         for m in &plan.moves {
             prop_assert_eq!(holders[m.from.before], Some(m.from.now));
@@ -92,7 +92,7 @@ proptest! {
 #[test]
 fn replicas_give_alike_and_nobody_fetches_what_it_has() {
     let (three, four) = (run(&["layout.dp=3".into()]), run(&["layout.dp=4".into()]));
-    let plan = plan(&three, &[Some(2), Some(0), Some(1)], &four);
+    let plan = plan(&three, &[Some(2), Some(0), Some(1)], &[], &four);
     assert_eq!(plan.lost, []);
     let mut given = [0usize; 4];
     for m in plan.moves.iter().filter(|m| m.from.now != m.to) {
@@ -109,7 +109,7 @@ fn a_shard_is_lost_with_its_rank_unless_it_has_a_mirror() {
     let sharded =
         |mirror: bool| run(&["layout.dp=2".into(), "layout.zero=1".into(), format!("layout.mirror={mirror}")]);
     let alone = sharded(false);
-    let plan = plan(&alone, &[Some(0), None], &alone);
+    let plan = plan(&alone, &[Some(0), None], &[], &alone);
     let lost: usize = plan.lost.iter().filter(|l| l.what == What::Moments).map(|l| l.slot.elements.len()).sum();
     assert_eq!(lost, holdings(&alone)[1].owned.iter().map(|s| s.elements.len()).sum::<usize>());
     for sets in
@@ -118,7 +118,37 @@ fn a_shard_is_lost_with_its_rank_unless_it_has_a_mirror() {
         let run = run(&sets.iter().map(|s| s.to_string()).collect::<Vec<_>>());
         for dead in 0..run.layout.world() {
             let holders: Vec<_> = (0..run.layout.world()).map(|rank| (rank != dead).then_some(rank)).collect();
-            assert_eq!(super::plan(&run, &holders, &run).lost, [], "{sets:?} without {dead}");
+            assert_eq!(super::plan(&run, &holders, &[], &run).lost, [], "{sets:?} without {dead}");
         }
     }
+}
+
+/// Owner and mirror have a bad piece each, of different state: neither gives its own, and nothing is lost.
+#[test]
+fn a_corrupt_piece_comes_from_its_other_holder_and_the_rest_from_anybody() {
+    let run = run(&["layout.dp=2".into(), "layout.zero=1".into(), "layout.mirror=true".into()]);
+    let has = holdings(&run);
+    let piece = |slot: &Slot, mirror| {
+        let elements = slot.elements.start..slot.elements.start + slot.elements.len() / 2;
+        Piece { tensor: slot.tensor, slice: slot.slice, elements, mirror, what: String::new() }
+    };
+    let bad = [vec![piece(&has[0].owned[0], false)], vec![piece(&has[1].owned[0], false)]];
+    let holders = [Some(0), Some(1)];
+    let corrupt: Vec<_> = bad.iter().map(Vec::as_slice).collect();
+    let mended = super::plan(&run, &holders, &corrupt, &run);
+    assert_eq!(mended.lost, []);
+    let touches = |m: &Move, p: &Piece| {
+        (m.slot.tensor, m.slot.slice, m.from.mirror) == (p.tensor, p.slice, p.mirror)
+            && m.slot.elements.start < p.elements.end
+            && p.elements.start < m.slot.elements.end
+    };
+    assert!(mended.moves.iter().all(|m| bad[m.from.before].iter().all(|p| !touches(m, p))));
+    let from = |rank: usize| mended.moves.iter().filter(|m| m.from.before == rank).count();
+    assert!(from(0) > 0 && from(1) > 0, "both are sources");
+    // Where the mirror's copy of it is bad, too, nobody has it.
+    let both = [bad[0].clone(), vec![piece(&has[0].owned[0], true)]];
+    let corrupt: Vec<_> = both.iter().map(Vec::as_slice).collect();
+    let lost = super::plan(&run, &holders, &corrupt, &run).lost;
+    assert!(!lost.is_empty() && lost.iter().all(|l| l.slot.elements.end <= both[0][0].elements.end), "{lost:?}");
+    assert!(lost.iter().all(|l| (l.slot.tensor, l.slot.slice) == (both[0][0].tensor, both[0][0].slice)));
 }
