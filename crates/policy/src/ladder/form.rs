@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use spec::Run;
 
-use super::{Left, Next, Phase, Policy};
+use super::{ALL_ALIKE_MAX, Left, Next, Phase, Policy};
 use crate::action::{Action, Origin, World};
 use crate::held::{Agreement, agree};
 use crate::hosts::Doing;

@@ -125,8 +125,8 @@ struct Left {
 impl Left {
     /// What it holds with who is there, as [`Laws::lost`] asks.
     fn holds(&self, there: impl Fn(Process) -> bool) -> Vec<Option<&[Piece]>> {
-        let of = |(holder, corrupt): (&Option<Process>, &'_ Vec<Piece>)| holder.is_some_and(&there).then_some(corrupt);
-        self.holders.iter().zip(&self.corrupt).map(of).map(|corrupt| corrupt.map(Vec::as_slice)).collect()
+        let all = self.holders.iter().zip(&self.corrupt);
+        all.map(|(holder, corrupt)| holder.is_some_and(&there).then_some(corrupt.as_slice())).collect()
     }
 }
 
