@@ -117,7 +117,7 @@ mod tests {
             let mut ranks = two();
             let mut waits = Vec::new();
             for n in 0..4 {
-                waits.push(pass(&mut ranks, |rank| if (n, rank) == (spoilt, 1) { 1.0000001 } else { 1.0 }));
+                waits.push(pass(&mut ranks, |rank| if (n, rank) == (spoilt, 1) { 1.5 } else { 1.0 }));
             }
             assert_eq!(waits, [true, true, true, false]);
             assert_eq!((ranks[0].broken(), &ranks[0].judged.wrong[..], ranks[0].again()), (None, &[1][..], false));
@@ -127,7 +127,7 @@ mod tests {
     #[test]
     fn a_device_that_always_errs_is_broken() {
         let mut ranks = two();
-        (0..4).for_each(|_| assert!(pass(&mut ranks, |rank| if rank == 1 { 1.0000001 } else { 1.0 })));
+        (0..4).for_each(|_| assert!(pass(&mut ranks, |rank| if rank == 1 { 1.5 } else { 1.0 })));
         assert_eq!((ranks[0].broken(), ranks[0].again()), (Some(&[0, 1][..]), false));
     }
 
