@@ -35,7 +35,7 @@ pub struct Guard {
     /// After a step without a number so many batches are left out from its own on, and those back to the newest checkpoint; 0:
     /// the run ends.
     pub skip_batches: u64,
-    /// Every so many steps gradients are computed twice, and applied if both times are equal; 0: never.
+    /// Every so many steps gradients are computed by another rank, too, and applied if both have the same; 0: never.
     pub recompute_every: u64,
 }
 

@@ -172,7 +172,7 @@ keys! {
     "guard.respawn_after_ms" Int "0" false "how long the place of a process that died stays empty, the others going on without it; 0: a new one is started at once";
     "guard.hash_state" Bool "true" false "each rank hashes what it wrote, and looks again before the next step is committed: a bit that changed in memory is found";
     "guard.skip_batches" Int "0" false "a step whose loss or gradients are no numbers twice with the same bits: back to the newest checkpoint, on without the batches up to that step's, which counts as one of so many; 0: the run ends (exit code 4), as it does without rank processes";
-    "guard.recompute_every" Int "0" false "steps between those whose gradients are computed twice, by which a bit that flips on the way is found and its rank named; 0: never";
+    "guard.recompute_every" Int "0" false "steps between those whose gradients another rank computes, too, by which a bit that flips on the way is found, its rank named, and a broken device replaced; 0: never";
     "cluster.ranks_per_host" Int "" false "ranks that share a host; unset: all";
 }
 

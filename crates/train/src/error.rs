@@ -68,6 +68,9 @@ pub enum TrainError {
         /// The ranks of which one is wrong.
         ranks: Vec<u32>,
     },
+    /// The device of this process does not compute what it should.
+    #[error("{0}")]
+    Device(String),
     /// State of an earlier world that nobody holds any more.
     #[error("{0}")]
     Lost(String),

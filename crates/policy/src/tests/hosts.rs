@@ -75,7 +75,7 @@ fn a_lost_host_is_one_trouble_its_ranks_go_elsewhere_or_fewer_go_on_until_it_is_
     desk.load(5);
     let _ = desk.on(Input::Step { step: 6 });
     // Late words of its old ranks change nothing; it is back and used again.
-    assert_eq!(desk.on(Input::Exited { process: Process(1), how: "killed".into() }), []);
+    assert_eq!(desk.on(Input::Exited { process: Process(1), how: "killed".into(), by_itself: false }), []);
     let new = spawns(&desk.on(Input::HostJoined { host: "b".into(), slots: 1 }));
     assert_eq!(desk.on(Input::Ready { process: new[0] }), [Action::Abort { generation: 2 }]);
     desk.says(0, at(6), Cause::Aborted);

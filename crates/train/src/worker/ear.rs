@@ -3,8 +3,9 @@
 use std::collections::VecDeque;
 use std::io::BufRead;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::mpsc::{Receiver, channel};
+use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
 
 use control::wire::{FromRank, ToRank};
 use fabric::{Aborter, Flight};
@@ -98,6 +99,18 @@ impl Ear {
             Err(_) => loop {
                 std::thread::park();
             },
+        }
+    }
+
+    /// [`Ear::next`]; none: nothing came for so long.
+    pub fn next_within(&mut self, limit: Option<Duration>) -> Option<ToRank> {
+        match limit {
+            Some(limit) if self.later.is_empty() => match self.words.recv_timeout(limit) {
+                Ok(word) => Some(word),
+                Err(RecvTimeoutError::Timeout) => None,
+                Err(RecvTimeoutError::Disconnected) => Some(self.next()),
+            },
+            _ => Some(self.next()),
         }
     }
 

@@ -6,16 +6,20 @@
 //!  ear.rs    a thread that hears the agent: what must act at once does, the rest queues up
 //!  voice.rs  one writer of the standard output; the thread of the heartbeat
 //!  join.rs   into the fabric of a world
+//!  selftest.rs  known products, before a process is ready and while it waits
 //! ```
 
 mod ear;
 mod join;
+mod selftest;
 mod voice;
 
 use std::io::{BufRead, BufReader};
 use std::sync::Arc;
 
 use control::wire::{Assignment, Decided, FromRank, Held, Origin, ToRank};
+
+use kernels::Ctx;
 
 use crate::corpus::Corpus;
 use crate::error::TrainError;
@@ -60,15 +64,25 @@ fn life(voice: &Arc<Voice>) -> Result<Ended, TrainError> {
     let spec: JobSpec = serde_json::from_value(job).map_err(|e| unclear(&e))?;
     let mut ear = Ear::listen(input, voice.clone());
     voice.beat(beat_ms, ear.pulse().clone(), ear.still_ms());
+    let ctx = Ctx::new(spec.simd.parse()?, 1);
     let mut worker = Worker { spec, voice, data: None, remains: None };
+    let mut waits = false;
     loop {
-        match ear.next() {
+        let Some(word) = ear.next_within(waits.then_some(selftest::EVERY)) else {
+            selftest::look(&ctx, |_| ())?;
+            continue;
+        };
+        waits = matches!(word, ToRank::Wait);
+        match word {
             ToRank::Assign(assignment) => {
                 if let Some(ended) = worker.world(*assignment, &mut ear)? {
                     return Ok(ended);
                 }
             }
-            ToRank::Wait => voice.say(&FromRank::Ready),
+            ToRank::Wait => {
+                selftest::look(&ctx, |_| ())?;
+                voice.say(&FromRank::Ready);
+            }
             // Of a world that is over, or already done by the ear.
             _ => {}
         }
