@@ -31,13 +31,16 @@ pub fn hash(from: [usize; 3], gradient: &[f32]) -> u64 {
 pub fn shifts(grid: &Grid, layout: &Layout) -> [usize; 2] {
     let replica = |cell: usize| layout.cells.iter().position(|cells| cells.contains(&cell)).map(|d| d / layout.group);
     let own = |by: usize| (0..grid.dp).filter(|cell| replica(*cell) == replica((cell + by) % grid.dp)).count();
-    let all: Vec<_> = (grid.ep..grid.dp).step_by(grid.ep).map(|by| (own(by), by)).collect();
-    let least = all.iter().map(|(own, _)| *own).min().unwrap_or(grid.dp);
-    if least == grid.dp {
-        return [0, 0];
+    let mut all: Vec<_> = (grid.ep..grid.dp).step_by(grid.ep).map(|by| (own(by), by)).collect();
+    all.sort_unstable();
+    let Some((_, first)) = all.first().copied().filter(|(own, _)| *own < grid.dp) else { return [0, 0] };
+    if layout.dp / layout.group == 2 {
+        return [first, first];
     }
-    let best: Vec<_> = all.into_iter().filter(|(own, _)| *own == least).map(|(_, by)| by).collect();
-    [best[0], best[best.len() / 2]]
+    // The one in the middle of the best others, so that it pairs each rank with one far from the first.
+    let least = all.get(1).map_or(0, |(own, _)| *own);
+    let best: Vec<_> = all[1..].iter().filter(|(own, _)| *own == least).map(|(_, by)| *by).collect();
+    [first, best.get(best.len() / 2).copied().unwrap_or(first)]
 }
 
 /// The name of leaf `leaf` of the sums of `class`, computed by the rank at `at` while all data cells stand for those `by`
@@ -117,9 +120,9 @@ mod tests {
 
     use super::*;
 
-    /// Data positions, and data cells of each; every rank is a replica. `spoilt(rank, pass, leaf)` changes what it computes.
+    /// Data positions and data cells; every rank is a replica. `spoilt(rank, pass, n)` changes what it computes as its n-th leaf.
     fn seen(dp: usize, cells: usize, passes: u64, spoilt: impl Fn(usize, u64, usize) -> u64) -> Vec<Vec<Seen>> {
-        let run = run(dp, dp * cells);
+        let run = run(dp, cells);
         let by = shifts(&run.grid, &run.layout);
         let of = |rank: usize| {
             let pass = |pass: u64| {
@@ -127,7 +130,7 @@ mod tests {
                 let (grid, layout, at) = (&run.grid, &run.layout, run.layout.coords(rank));
                 let leaf = move |leaf: usize| {
                     let key = key(grid, layout, at, Class::Common, leaf, by);
-                    (key, leaf)
+                    (key, leaf - layout.cells[rank].start)
                 };
                 run.layout.cells[rank].clone().map(leaf).map(move |(key, leaf)| (pass, key, leaf)).collect::<Vec<_>>()
             };
@@ -150,13 +153,13 @@ mod tests {
 
     #[test]
     fn all_leaves_are_computed_by_another_rank() {
-        for (dp, cells) in [(2, 1), (2, 4), (3, 1), (3, 2), (4, 1), (4, 4)] {
+        for (dp, cells) in [(2, 2), (2, 8), (3, 3), (3, 4), (3, 6), (4, 4), (4, 16)] {
             let all = seen(dp, cells, 4, |_, _, _| 0);
             let mut who: BTreeMap<u64, BTreeSet<usize>> = BTreeMap::new();
             for (rank, seen) in all.iter().enumerate() {
                 seen.iter().for_each(|s| _ = who.entry(s.key).or_default().insert(rank));
             }
-            assert_eq!(who.len(), dp * cells);
+            assert_eq!(who.len(), cells);
             // A third one in the second round, where there is one.
             let third = who.values().filter(|ranks| ranks.len() >= dp.min(3)).count();
             assert!(third > 0 && who.values().all(|ranks| ranks.len() > 1), "{dp} x {cells}: {who:?}");
@@ -173,7 +176,7 @@ mod tests {
     fn what_strikes_once_is_named_when_all_agree_again() {
         for victim in 0..2usize {
             for when in 0..2 {
-                let all = seen(2, 2, 4, |rank, pass, _| u64::from((rank, pass) == (victim, when)));
+                let all = seen(2, 4, 4, |rank, pass, _| u64::from((rank, pass) == (victim, when)));
                 assert!(!judge(&all, 0, alone).agree);
                 assert_eq!(judge(&all, 1, alone), Judgement { agree: true, wrong: vec![victim as u32] });
             }
@@ -182,19 +185,19 @@ mod tests {
 
     #[test]
     fn a_device_that_errs_the_same_each_time_is_named_by_the_others() {
-        for dp in [3, 4] {
+        for (dp, cells) in [(3, 3), (3, 4), (3, 6), (4, 4), (4, 8)] {
             for victim in 0..dp {
                 // In its first leaf, whatever that is of.
-                let first = |rank: usize, leaf: usize| rank == victim && leaf == rank * 2;
-                let all = seen(dp, 2, 4, |rank, _, leaf| u64::from(first(rank, leaf)));
+                let all = seen(dp, cells, 4, |rank, _, n| u64::from((rank, n) == (victim, 0)));
                 assert!(!judge(&all, 0, alone).agree);
-                assert_eq!(judge(&all, 1, alone), Judgement { agree: false, wrong: vec![victim as u32] }, "{dp}");
+                let wrong = vec![victim as u32];
+                assert_eq!(judge(&all, 1, alone), Judgement { agree: false, wrong }, "{dp} ranks, {cells} cells");
             }
         }
         // Of two nobody can say which; who says another thing each time is wrong.
-        let all = seen(2, 1, 4, |rank, _, _| u64::from(rank == 1));
+        let all = seen(2, 2, 4, |rank, _, _| u64::from(rank == 1));
         assert_eq!(judge(&all, 1, alone), Judgement { agree: false, wrong: vec![0, 1] });
-        let all = seen(2, 1, 4, |rank, pass, _| if rank == 1 { pass + 1 } else { 0 });
+        let all = seen(2, 2, 4, |rank, pass, _| if rank == 1 { pass + 1 } else { 0 });
         assert_eq!(judge(&all, 1, alone), Judgement { agree: false, wrong: vec![1] });
     }
 

@@ -18,7 +18,6 @@ use std::io::{BufRead, BufReader};
 use std::sync::Arc;
 
 use control::wire::{Assignment, Decided, FromRank, Held, Origin, ToRank};
-
 use kernels::Ctx;
 
 use crate::corpus::Corpus;
