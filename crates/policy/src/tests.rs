@@ -612,12 +612,13 @@ fn the_only_holder_stays_although_its_program_is_replaced_until_a_step_was_mirro
 
 #[test]
 fn a_broken_device_is_replaced_and_its_host_counted() {
-    let mut desk = Desk::running(&["layout.dp=4"], 6);
+    let mut desk = Desk::running(&["layout.dp=4", "guard.recompute_every=4"], 6);
     let broken = |ranks: &[u32]| Cause::Broken { step: 7, ranks: ranks.to_vec() };
     let out = desk.says(0, at(6), broken(&[2]));
     assert!(out.contains(&Action::Kill { process: Process(2) }) && out.contains(&Action::Abort { generation: 1 }));
     let told = out.iter().find_map(|a| if let Action::Tell(trouble) = a { Some(trouble) } else { None }).unwrap();
     assert_eq!((told.kind.as_str(), told.rank, told.step), ("broken device", Some(2), 6));
+    assert!(told.detail.contains("steps 4 to 6 were not checked") && told.detail.contains("up to step 3"), "{told:?}");
     for p in [1, 3] {
         assert_eq!(desk.says(p, at(6), broken(&[2])), []);
     }

@@ -520,6 +520,7 @@ impl Policy {
     /// Ranks of which one has a broken device: one of them gets another process. Where nobody can tell which it is they have their
     /// turns, because the step fails again as long as it is the wrong one.
     fn broken(&mut self, now: u64, step: u64, ranks: &[u32]) {
+        let step = step.max(1);
         let turn = self.times("broken".into()) - 1;
         let Some(rank) = ranks.get(turn % ranks.len().max(1)) else { return };
         let Some(process) = self.process(*rank) else { return };
@@ -527,8 +528,18 @@ impl Policy {
             1 => String::new(),
             n => format!(", or that of another one of ranks {ranks:?} (turn {} of {n})", turn % n + 1),
         };
+        // What it made since the last check nobody has looked at.
+        let clean = step.saturating_sub(self.guard.recompute_every);
+        let unseen = match step - 1 {
+            last if last > clean => format!(
+                "; steps {} to {last} were not checked (guard.recompute_every = {}): a checkpoint up to step {clean} is sound for sure",
+                clean + 1,
+                self.guard.recompute_every
+            ),
+            _ => String::new(),
+        };
         let detail = format!(
-            "the gradients of step {step} come out differently where others compute them, again and again: its device is broken{others}"
+            "the gradients of step {step} come out differently where others compute them, again and again: its device is broken{others}{unseen}"
         );
         self.kill(now, process, "broken device", detail);
     }
