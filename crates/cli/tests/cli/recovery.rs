@@ -259,7 +259,9 @@ fn a_device_that_always_errs_is_found_by_another_rank_and_replaced() {
         injected(&format!("flip:{victim}@8:device"), 1 + victim, &sets);
     }
     injected("flip:3@8:device", 1, &[&["layout.dp=3", "layout.pp=2"][..], &every].concat());
-    let refused = |sets: &[&str]| Lab::new().train("out", &["--inject", "flip:1@8:device"], sets).expect(2);
+    let refused = |sets: &[&str]| {
+        Lab::new().train("out", &["--inject", "flip:1@8:device"], &[&["train.steps=24"], sets].concat()).expect(2)
+    };
     refused(&["layout.dp=2"]).says(&["nobody would notice flip device of rank 1", "guard.recompute_every = 0"]);
     refused(&["layout.pp=2", "guard.recompute_every=1"]).says(&["nobody would notice", "raise layout.dp"]);
 }

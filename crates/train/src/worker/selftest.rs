@@ -16,7 +16,7 @@ pub const EVERY: Duration = Duration::from_secs(5);
 const SIZES: [[usize; 3]; 2] = [[190, 70, 530], [70, 130, 64]];
 
 /// The sum of the products' checksums, on every sound device: neither the instruction path nor the time changes a bit.
-const KNOWN: u64 = 0;
+const KNOWN: u64 = 0xdb94a6ffffd62e11;
 
 /// Looks once; `spoil` may change a product, for tests.
 ///
