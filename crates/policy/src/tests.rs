@@ -643,7 +643,8 @@ fn where_nobody_can_tell_who_is_broken_they_have_their_turns() {
         let members = desk.policy.world().unwrap().processes.clone();
         let cause = Cause::Broken { step: 7, ranks: vec![0, 1] };
         let out = desk.says(members[0].0, at(6), cause.clone());
-        let gone = out.iter().find_map(|a| if let Action::Kill { process } = a { Some(*process) } else { None }).unwrap();
+        let gone =
+            out.iter().find_map(|a| if let Action::Kill { process } = a { Some(*process) } else { None }).unwrap();
         killed.push(members.iter().position(|p| *p == gone).unwrap());
         let mut ready = spawns(&out);
         for p in members.iter().filter(|p| **p != gone && **p != members[0]) {

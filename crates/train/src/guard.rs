@@ -144,7 +144,9 @@ fn pieces(state: &ChunkState, i: usize, mirror: bool) -> Vec<Piece> {
                 let what = format!("{} of {}", part.kind, held.tensor.name);
                 Piece { tensor: held.index, slice, elements, mirror, what }
             };
-            let of = |held| crate::state::Held::pieces(held, &at).map(move |(slice, elements, _)| piece(held, slice, elements));
+            let of = |held| {
+                crate::state::Held::pieces(held, &at).map(move |(slice, elements, _)| piece(held, slice, elements))
+            };
             return state.held.iter().flat_map(of).collect();
         }
         before += count;

@@ -152,7 +152,8 @@ impl Policy {
         };
         let Some(Agreement { generation, step, forward, holders }) = agree(held, size, covers) else {
             // What is missing of the last world, by who is believed.
-            let of = |held: &Vec<&'_ Held>| held.first().filter(|held| held.step.is_some()).map(|held| held.corrupt.clone());
+            let of =
+                |held: &Vec<&'_ Held>| held.first().filter(|held| held.step.is_some()).map(|held| held.corrupt.clone());
             let pieces: Vec<Option<Vec<Piece>>> = held.iter().map(of).collect();
             let holds: Vec<_> = pieces.iter().map(Option::as_deref).collect();
             let run = self.run();
@@ -320,9 +321,8 @@ impl Policy {
     /// `processes` without those that `run` has no place for: who goes is who holds nothing that the others lack.
     fn with_state(&self, run: &Run, mut processes: Vec<Process>) -> Vec<Process> {
         let Next::Peers(left) = &self.origin else { return processes };
-        let covers = |with: &[Process]| {
-            self.laws.covers(&left.run, &left.holds(|process| with.contains(&process)), run)
-        };
+        let covers =
+            |with: &[Process]| self.laws.covers(&left.run, &left.holds(|process| with.contains(&process)), run);
         let mut at = if covers(&processes) { processes.len() } else { 0 };
         while processes.len() > run.layout.world() && at > 0 {
             at -= 1;

@@ -98,8 +98,9 @@ fn fits(binary: &Binary, run: &Run, laws: &dyn Laws) -> Result<(), TrainError> {
         )));
     }
     let world = run.layout.world();
-    let alone =
-        (0..world).find(|gone| !laws.covers(run, &(0..world).map(|rank| (rank != *gone).then_some(&[][..])).collect::<Vec<_>>(), run));
+    let alone = (0..world).find(|gone| {
+        !laws.covers(run, &(0..world).map(|rank| (rank != *gone).then_some(&[][..])).collect::<Vec<_>>(), run)
+    });
     match alone {
         Some(rank) => Err(TrainError::BadInput(format!(
             "ranks are replaced one by one, and state of rank {rank} has no other holder under {}; set layout.mirror=true first",

@@ -112,7 +112,8 @@ pub fn plan(before: &Run, holders: &[Option<usize>], corrupt: &[&[Piece]], after
             let Slot { chunk, tensor, slice, elements } = slot;
             let source = Source { before: rank, now, chunk, mirror };
             let bad = corrupt.get(rank).copied().unwrap_or_default().iter();
-            let bad = bad.filter(|p| (p.tensor, p.slice, p.mirror) == (tensor, slice, mirror)).map(|p| p.elements.clone());
+            let bad =
+                bad.filter(|p| (p.tensor, p.slice, p.mirror) == (tensor, slice, mirror)).map(|p| p.elements.clone());
             for elements in without(elements, bad) {
                 sources.entry((tensor, slice)).or_default().push((elements, source));
             }
