@@ -30,6 +30,12 @@ pub(crate) fn numbers<'a>(data: &'a [u8], spare: &'a mut Vec<f32>) -> &'a [f32] 
     spare
 }
 
+/// Flips bit number `bit`, modulo the size.
+pub(crate) fn flip(bytes: &mut [u8], bit: u64) {
+    let bit = bit % (bytes.len() as u64 * 8);
+    bytes[(bit / 8) as usize] ^= 1 << (bit % 8);
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

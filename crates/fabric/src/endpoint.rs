@@ -9,6 +9,7 @@ use crate::link::Link;
 use crate::mail::{Fault, Mail};
 use crate::op::{AbortState, Task};
 use crate::options::{FabricOptions, Group, RankId};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::Instant;
 
@@ -29,6 +30,9 @@ pub struct Endpoint {
     abort: Arc<AbortState>,
     counters: Mutex<Counters>,
     flight: Arc<Recorder>,
+    /// Of nobody: what moves between operations is in its name.
+    between: Group,
+    in_flight: AtomicBool,
 }
 
 /// What an operation works with.
@@ -77,7 +81,9 @@ impl Endpoint {
         let flight = Recorder::new(rank, world, options.generation);
         let mail = Mail::new(rank, world, options.clone(), link.clone(), abort.clone(), flight.clone());
         let inner = Mutex::new(Inner { mail, spare: Vec::new(), failed: None });
-        Self { rank, world, inner, link, abort, counters: Mutex::default(), flight }
+        let between = Group::new(u32::MAX, "posted", Vec::new());
+        let (counters, in_flight) = (Mutex::default(), AtomicBool::new(false));
+        Self { rank, world, inner, link, abort, counters, flight, between, in_flight }
     }
 
     /// This rank.
@@ -118,6 +124,38 @@ impl Endpoint {
             check_member(task, from)?;
             inner.mail.recv_vec(task, from, 0)
         })
+    }
+
+    /// Moves what was posted as far as it goes without waiting: call it between other work. Costs nothing when nothing is
+    /// in flight.
+    ///
+    /// # Errors
+    /// Those of [`Endpoint`], but for `Deadline`.
+    pub fn progress(&self) -> Result<(), FabricError> {
+        if !self.in_flight() {
+            return Ok(());
+        }
+        let mut inner = self.inner.lock().unwrap_or_else(PoisonError::into_inner);
+        self.abort.check()?;
+        if let Some(failed) = &inner.failed {
+            return Err(failed.clone());
+        }
+        let (operation, count) = (Operation::Send, Count::default());
+        let task = Task { group: &self.between, me: 0, operation, started: Instant::now(), count, posts: true };
+        let moved = inner.mail.progress(&task);
+        self.in_flight.store(inner.mail.in_flight(), Ordering::Relaxed);
+        inner.failed = moved.clone().err();
+        moved
+    }
+
+    /// True if something that was posted has not left, or not come, as far as the last operation knows.
+    pub fn in_flight(&self) -> bool {
+        self.in_flight.load(Ordering::Relaxed)
+    }
+
+    /// Buffers of [`Endpoint::post_send`] whose numbers have left.
+    pub fn spent(&self) -> Vec<Vec<f32>> {
+        self.inner.lock().unwrap_or_else(PoisonError::into_inner).mail.spent()
     }
 
     /// Ends the operation under way and all later ones with [`FabricError::Aborted`]. This
@@ -181,6 +219,18 @@ impl Endpoint {
         self.run_with(group, operation, None, bytes, body)
     }
 
+    /// Runs an operation with one other member.
+    pub(crate) fn run_between<T>(
+        &self,
+        group: &Group,
+        operation: Operation,
+        peer: usize,
+        bytes: usize,
+        body: impl FnOnce(&mut Task, &mut Inner) -> Result<T, FabricError>,
+    ) -> Result<T, FabricError> {
+        self.run_with(group, operation, Some(peer), bytes, body)
+    }
+
     /// Runs one operation: membership, earlier failure, flight recorder, counters, failure kept.
     fn run_with<T>(
         &self,
@@ -196,16 +246,17 @@ impl Endpoint {
             return Err(failed.clone());
         }
         let count = Count::default();
-        let mut task = Task { group, me: 0, operation, started: Instant::now(), count };
+        let mut task = Task { group, me: 0, operation, started: Instant::now(), count, posts: false };
         self.check_group(&task)?;
         task.me = group
             .member(self.rank)
             .ok_or_else(|| task.argument(format!("rank {} is not among the members {:?}", self.rank, group.ranks)))?;
         let place = self.flight.begin(group, operation, peer, bytes, task.started);
         let result = body(&mut task, &mut inner);
+        self.in_flight.store(inner.mail.in_flight(), Ordering::Relaxed);
         self.flight.end(place, result.is_ok());
         match &result {
-            Ok(_) => task.count.calls = 1,
+            Ok(_) => task.count.calls = u64::from(!task.posts),
             Err(error) if error.is_final(operation) => inner.failed = Some(error.clone()),
             Err(_) => {}
         }

@@ -12,7 +12,7 @@ use crate::route::{DIRECT, Places, SHARE_DIRECT, SHARE_INSIDE};
 use std::ops::Range;
 
 /// Numbers in a block.
-const BLOCK: usize = 64 << 10;
+pub(crate) const BLOCK: usize = 64 << 10;
 
 impl Endpoint {
     /// Every member's part to every member: `mine` is the ranges `parts[me]` one after the

@@ -5,13 +5,14 @@
 //!
 //! ```text
 //!  reduce.rs gather.rs   collectives: which message goes where (they know only Endpoint)
+//!  posted.rs             sums and gathers in two halves: post, and take when the result is needed
 //!  exchange.rs           all-to-all with sizes that only the senders know
 //!  sums.rs               the ordered sum of one block, added as it arrives
 //!  plan.rs  route.rs     pure: parts, blocks, who merges and who owns
 //!  endpoint.rs op.rs     one rank's end: one operation at a time, abort, counters
 //!  flight.rs             the last exchanges, readable while one is stuck
 //!  core_wait.rs          how long a thread had no core
-//!  mail.rs  frame.rs     messages: header, checksum, sequence, mailbox
+//!  mail/    frame.rs     messages: header, checksum, sequence, mailbox, what was posted
 //!  link.rs               bytes: a non-blocking stream per peer
 //!  shm/     tcp/         the transports (threads are shared memory inside one process)
 //! ```
@@ -59,6 +60,7 @@ mod mail;
 mod op;
 mod options;
 mod plan;
+mod posted;
 mod reduce;
 mod route;
 mod shm;
@@ -74,5 +76,6 @@ pub use frame::Operation;
 pub use mail::Fault;
 pub use options::{FabricOptions, Group, RankId};
 pub use plan::ReducePlan;
+pub use posted::{Posted, Taken};
 pub use shm::{ShmWorld, threads};
 pub use tcp::TcpListenerHandle;

@@ -16,6 +16,8 @@ pub(crate) struct Task<'g> {
     pub operation: Operation,
     pub started: Instant,
     pub count: Count,
+    /// It only posts: a later operation ends it.
+    pub posts: bool,
 }
 
 impl Task<'_> {
@@ -47,6 +49,15 @@ impl Task<'_> {
             return Ok(());
         }
         Err(self.mismatch(header, what, expected.to_string(), got.to_string()))
+    }
+
+    /// An error unless the message of `header` is of the kind and size for which there is a posted place.
+    pub fn expect_posted(&self, header: &Header, wire: u8, bytes: usize) -> Result<(), FabricError> {
+        if header.operation != wire {
+            let (wanted, came) = (Operation::wire_name(wire), Operation::wire_name(header.operation));
+            return Err(self.mismatch(header, "operation", wanted, came));
+        }
+        self.expect(header, "byte count", bytes, header.bytes as usize)
     }
 
     /// The peer is in another operation.

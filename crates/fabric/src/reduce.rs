@@ -82,7 +82,7 @@ impl Endpoint {
     }
 }
 
-fn check(task: &Task, plan: &ReducePlan, mine: &Mine) -> Result<(), FabricError> {
+pub(crate) fn check(task: &Task, plan: &ReducePlan, mine: &Mine) -> Result<(), FabricError> {
     plan.check(task.group.len()).map_err(|problem| task.argument(problem))?;
     let want = plan.subtrees(task.me);
     if !mine.iter().map(|(node, _)| node).eq(&want) {
@@ -100,7 +100,7 @@ fn check(task: &Task, plan: &ReducePlan, mine: &Mine) -> Result<(), FabricError>
 }
 
 /// Where the sum of this member's part goes.
-enum Out<'o> {
+pub(crate) enum Out<'o> {
     /// Its ranges one after the other.
     Part(&'o mut [f32]),
     /// Into its ranges of the whole vector.
@@ -109,13 +109,13 @@ enum Out<'o> {
 
 /// The way of all sums to their owners, in steps of a block: in step `i` this member sends
 /// block `i` of the other parts, and finishes block `i - last` of its own.
-struct Scatter<'p> {
+pub(crate) struct Scatter<'p> {
     plan: &'p ReducePlan,
     mine: &'p Mine<'p>,
     /// Numbers in a block, the same for all members.
-    size: usize,
+    pub size: usize,
     /// Steps from a block's start to its sum: a hub needs one.
-    last: usize,
+    pub last: usize,
     lens: Vec<usize>,
     /// (owner, to whom its blocks go, lane).
     outgoing: Vec<(usize, usize, u8)>,
@@ -126,7 +126,7 @@ struct Scatter<'p> {
 }
 
 impl<'p> Scatter<'p> {
-    fn new(task: &Task, inner: &Inner, plan: &'p ReducePlan, mine: &'p Mine<'p>) -> Self {
+    pub fn new(task: &Task, inner: &Inner, plan: &'p ReducePlan, mine: &'p Mine<'p>) -> Self {
         let me = task.me;
         let places = Places::new(task.group);
         let others = places.others(me, false);
@@ -157,13 +157,33 @@ impl<'p> Scatter<'p> {
         }
     }
 
+    /// What this member sends of itself, block by block, as positions in each of its vectors; then it is not sent again.
+    pub fn outgoing(&mut self) -> Vec<(usize, u8, Vec<Range<usize>>)> {
+        let mut out = Vec::new();
+        for step in 0..self.steps() {
+            for &(owner, to, lane) in &self.outgoing {
+                if let Some(block) = block(self.lens[owner], self.size, step) {
+                    out.push((to, lane, segments(&self.plan.parts[owner], block)));
+                }
+            }
+        }
+        self.outgoing.clear();
+        out
+    }
+
+    /// What it sends of itself has left before.
+    pub fn posted(mut self) -> Self {
+        self.outgoing.clear();
+        self
+    }
+
     /// Steps until all is summed.
-    fn steps(&self) -> usize {
+    pub fn steps(&self) -> usize {
         self.last + self.lens.iter().max().map_or(0, |len| len.div_ceil(self.size))
     }
 
     /// One step; beyond the last there is nothing to do.
-    fn step(&self, task: &mut Task, inner: &mut Inner, out: &mut Out, step: usize) -> Result<(), FabricError> {
+    pub fn step(&self, task: &mut Task, inner: &mut Inner, out: &mut Out, step: usize) -> Result<(), FabricError> {
         let Self { plan, mine, size, .. } = *self;
         for &(owner, to, lane) in &self.outgoing {
             if let Some(block) = block(self.lens[owner], size, step) {

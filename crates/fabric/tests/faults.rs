@@ -148,6 +148,32 @@ fn damage_inside_a_collective_is_noticed() {
 }
 
 #[test]
+fn damage_to_what_was_posted_is_noticed_by_who_takes_it() {
+    both(|transport| {
+        for between in [false, true] {
+            let (a, b) = two(transport, &options());
+            let plan = ReducePlan::even(2, 2, 500_000);
+            a.inject(Fault::FlipPayloadBit(12_345));
+            std::thread::scope(|scope| {
+                let sum = |end: Endpoint, me: usize| {
+                    let posted = end.post_sum(&pair(), &plan, vec![(me..me + 1, vec![1.0; 500_000])], true)?;
+                    for _ in 0..if between { 2_000 } else { 0 } {
+                        end.progress()?;
+                        std::thread::yield_now();
+                    }
+                    end.take_whole(&pair(), &plan, posted, &mut []).map(drop)
+                };
+                let first = scope.spawn(move || sum(a, 0));
+                let error = sum(b, 1).expect_err("damaged");
+                assert!(matches!(error, FabricError::Mismatch { what: "payload checksum", rank: 0, .. }), "{error}");
+                let error = first.join().expect("no panic").expect_err("its peer gave up");
+                assert!(matches!(error, FabricError::PeerGone { rank: 1, .. }), "{error}");
+            });
+        }
+    });
+}
+
+#[test]
 fn without_checksums_damage_passes() {
     // The twin of the tests above: it is the checksum that notices.
     let (a, b) = two("shm", &FabricOptions { checksum: false, ..options() });

@@ -33,6 +33,10 @@ pub fn label(instr: &Instr) -> Label {
                 [format!("{exchange:?}"), format!("{value:?}"), format!("{axis:?}")].map(|s| words(&s));
             ("exchange", format!("{} {what} ({with})", how.replace(' ', "-")))
         }
+        Op::Post { value, axis, .. } => {
+            let [what, with] = [format!("{value:?}"), format!("{axis:?}")].map(|s| words(&s));
+            ("exchange", format!("post {what} ({with})"))
+        }
         Op::Send { value, .. } => ("exchange", format!("send {} (pp)", words(&format!("{value:?}")))),
         Op::Recv { value, .. } => ("exchange", format!("receive {} (pp)", words(&format!("{value:?}")))),
         Op::Close { .. } => ("sums", "data cells onto the tree".into()),

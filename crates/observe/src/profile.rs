@@ -95,6 +95,15 @@ impl Rows {
                 sum.calls += 1;
             }
         }
+        for (instr, ns) in &step.moved {
+            let Some((label, _, _)) = known.get(*instr) else { continue };
+            let from = &mut self.sum(label).ns[rank];
+            let ns = (*ns).min(*from);
+            *from -= ns;
+            let sum = self.sum(&Label { group: "exchange", name: "moved between instructions (posted)".into() });
+            sum.ns[rank] += ns;
+            sum.calls += 1;
+        }
         for flight in &step.flights {
             let hidden = hidden_ns(flight, step.spans().zip(known.iter().map(|(label, _, _)| label)));
             if let Some((label, _, _)) = known.get(flight.instr) {

@@ -28,12 +28,15 @@ pub struct StepRecord {
     pub marks: Vec<(u64, u64)>,
     /// Exchanges that ran beside other instructions.
     pub flights: Vec<Flight>,
+    /// Instructions after which what had been posted was moved on, and how long that took; it is part of their span.
+    #[serde(default)]
+    pub moved: Vec<(usize, u64)>,
 }
 
 /// An exchange between its start and the moment when its result was there.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Flight {
-    /// The instruction that started it.
+    /// The instruction that takes its result.
     pub instr: usize,
     /// It started.
     pub began_ns: u64,

@@ -73,7 +73,7 @@ impl<'a> Costs<'a> {
                 Work::Bytes(FLOAT * UPDATE_PASSES * elements as f64)
             }
             Op::Collective { bytes, .. } | Op::Send { bytes, .. } | Op::Recv { bytes, .. } => Work::Sent(bytes as f64),
-            Op::Load | Op::Drop(_) | Op::Close { .. } | Op::Release(_) | Op::Vote => Work::Unknown,
+            Op::Load | Op::Drop(_) | Op::Post { .. } | Op::Close { .. } | Op::Release(_) | Op::Vote => Work::Unknown,
         }
     }
 

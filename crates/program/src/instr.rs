@@ -208,6 +208,16 @@ pub enum Op {
         /// Bytes that this rank sends.
         bytes: u64,
     },
+    /// This rank's share of an exchange leaves, and what comes for it finds its place; nothing is waited for. The
+    /// collective that follows on the same chunk with the same value takes the result.
+    Post {
+        /// How.
+        exchange: Exchange,
+        /// What.
+        value: Value,
+        /// With whom.
+        axis: Axis,
+    },
     /// Send to one rank; never waits for the receiver. Two chunks of one rank hand over without bytes.
     Send {
         /// What.
@@ -283,6 +293,7 @@ impl fmt::Display for Instr {
             Op::Compute(Pass::RecomputeKept, s) => write!(f, "recompute kept {s:?}")?,
             Op::Drop(s) => write!(f, "drop {s:?}")?,
             Op::Collective { exchange, value, axis, bytes } => write!(f, "{exchange:?} {value:?} {axis:?} {bytes} B")?,
+            Op::Post { exchange, value, axis } => write!(f, "post {exchange:?} {value:?} {axis:?}")?,
             Op::Send { value, to, bytes } => write!(f, "send {value:?} -> {to} {bytes} B")?,
             Op::Recv { value, from, bytes } => write!(f, "recv {value:?} <- {from} {bytes} B")?,
             Op::Close { cell, bucket } => write!(f, "close {bucket:?} of cell {cell}")?,

@@ -59,7 +59,7 @@ impl<'a> Lowering<'a> {
         let at = self.layout.coords(rank);
         let reading = shard::Reading::new(self, tasks);
         let mut list =
-            List { with: self, at, chunk: 0, unit: None, reading, instrs: Vec::with_capacity(self.length(tasks)) };
+            List { with: self, at, chunk: 0, unit: None, reading, posted: None, instrs: Vec::with_capacity(self.length(tasks)) };
         let mut met = HashSet::new();
         for (number, task) in tasks.iter().enumerate() {
             let Task { turn, chunk, unit } = *task;
@@ -95,7 +95,7 @@ impl<'a> Lowering<'a> {
             self.layout.stages[task.chunk].len() * PER_LAYER + blocks + PER_TASK
         };
         let buckets: usize = (0..self.layout.chunks()).map(|c| self.sizes.buckets(c).count()).max().unwrap_or(0);
-        tasks.iter().map(of_task).sum::<usize>() + (8 + 2 * buckets) * self.layout.vpp
+        tasks.iter().map(of_task).sum::<usize>() + (8 + 3 * buckets) * self.layout.vpp
     }
 }
 
@@ -111,6 +111,8 @@ struct List<'a> {
     chunk: usize,
     unit: Option<Unit>,
     reading: shard::Reading,
+    /// The sum over the cells that has left last and is not taken yet, where sums are taken early.
+    posted: Option<(usize, Option<Unit>, Bucket)>,
     instrs: Vec<Instr>,
 }
 

@@ -42,7 +42,7 @@ pub struct Plan {
     pub in_flight: u64,
     /// The largest right operand of a product, which is packed.
     pub scratch: u64,
-    /// Rings between this rank and those that it exchanges with.
+    /// Rings between this rank and those that it exchanges with, and activations that wait for room in them.
     pub messages: u64,
     /// What a process takes at work whatever its shapes are; told by who runs it.
     pub at_work: u64,
@@ -59,7 +59,7 @@ impl Plan {
                 let shelf = if layout.offload.activations() { Shelf::new(program) } else { Shelf::default() };
                 shelf.most_kept(program, &Kept::new(model, grid, layout, seq))
             },
-            messages: 2 * ring * peers(layout, program.rank),
+            messages: 2 * ring * peers(layout, program.rank) + outbox(program, ring),
             scratch: FLOAT * right_operand(model, grid, layout, seq) as u64,
             ..Self::default()
         };
@@ -121,6 +121,26 @@ fn right_operand(model: &Model, grid: &Grid, layout: &Layout, seq: usize) -> usi
     model.hidden * heads.max(inner).max(vocab).max(grid.microbatch * seq / grid.cp)
 }
 
+/// Most bytes of activations that may have been sent without having been received, beyond what a ring holds: the next stage
+/// has those of a unit when its gradient comes back.
+fn outbox(program: &Program, ring: u64) -> u64 {
+    let (mut sent, mut now, mut most) = (HashMap::new(), 0, 0);
+    for instr in &program.instrs {
+        match instr.op {
+            Op::Send { value: Value::Activation, bytes, .. } => {
+                sent.insert((instr.chunk, instr.unit), bytes);
+                now += bytes;
+            }
+            Op::Recv { value: Value::ActivationGrad, .. } => {
+                now -= sent.remove(&(instr.chunk, instr.unit)).unwrap_or(0);
+            }
+            _ => {}
+        }
+        most = most.max(now);
+    }
+    most.saturating_sub(ring)
+}
+
 /// Ranks that `rank` exchanges more with than ballots.
 fn peers(layout: &Layout, rank: usize) -> u64 {
     let at = layout.coords(rank);
@@ -168,6 +188,8 @@ struct Grads<'a> {
     closed: Vec<Counter<()>>,
     /// Buckets that have a sum, or the gradients of the step.
     sums: HashMap<usize, usize>,
+    /// Buckets whose parameters are on their way into a buffer.
+    posted: HashSet<Bucket>,
     /// Elements of accumulators and leaves, and the most.
     now: usize,
     most: usize,
@@ -189,6 +211,7 @@ impl<'a> Grads<'a> {
             open: HashSet::new(),
             closed: plan.buckets.iter().map(|b| Counter::new(b.bucket.leaves(grid))).collect(),
             sums: HashMap::new(),
+            posted: HashSet::new(),
             now: 0,
             most: 0,
         }
@@ -241,8 +264,14 @@ impl<'a> Grads<'a> {
             (Op::Collective { value: Value::SliceGrads, .. }, Some(leaf)) if self.slices > 0 => self.sum_slices(leaf),
             (Op::Close { cell, bucket }, Some(leaf)) => self.close(Unit { cell, ..leaf }, bucket),
             (Op::Collective { value: Value::Grads(bucket), exchange, .. }, _) => self.sum(exchange, bucket),
-            (Op::Collective { value: Value::Params(bucket), .. }, _) if self.layout.zero == 3 => {
+            (Op::Post { value: Value::Params(bucket), .. }, _) => {
                 self.plan.find(bucket).into_iter().for_each(|at| self.spare.take(self.len(at)));
+                self.posted.insert(bucket);
+            }
+            (Op::Collective { value: Value::Params(bucket), .. }, _) if self.layout.zero == 3 => {
+                if !self.posted.remove(&bucket) {
+                    self.plan.find(bucket).into_iter().for_each(|at| self.spare.take(self.len(at)));
+                }
             }
             (Op::Release(bucket), _) => {
                 self.plan.find(bucket).into_iter().for_each(|at| self.spare.give(self.len(at)));
@@ -308,7 +337,11 @@ impl<'a> Grads<'a> {
             return;
         }
         let leaves = std::mem::replace(&mut self.closed[at], Counter::new(bucket.leaves(self.grid))).into_nodes().len();
-        let alone = plan.holders.count == 1;
+        // Between two ranks with a leaf each the sum is built in the leaf, which was posted.
+        let pair = self.layout.ranks_per_host.is_none()
+            && exchange == Exchange::AllReduce
+            && spec::tree::is_of_two(bucket.leaves(self.grid), &bucket.leaves_of(self.grid, self.layout));
+        let alone = plan.holders.count == 1 || pair;
         let sum = match (alone, exchange) {
             (true, _) => len,
             (false, Exchange::AllReduce) => owned,

@@ -53,6 +53,12 @@ pub fn subtrees_of(n: usize, parts: &[Range<usize>]) -> Vec<Range<usize>> {
     runs.into_iter().flat_map(|run| subtrees(n, run)).collect()
 }
 
+/// True if the sum over `0..n` is that of two finished subtrees, one from each of two holders: one addition, which
+/// commutes, so that either may be there first. `cells`: the leaves of each holder.
+pub fn is_of_two(n: usize, cells: &[Vec<Range<usize>>]) -> bool {
+    cells.len() == 2 && cells.iter().all(|cells| subtrees_of(n, cells).len() == 1)
+}
+
 /// True if `left` and `right` are the two children of one node of the tree over `0..n`.
 fn siblings(n: usize, left: &Range<usize>, right: &Range<usize>) -> bool {
     if left.end != right.start {

@@ -52,6 +52,10 @@ pub struct Comm {
     pub mirror: Group,
     /// Same data, context and tensor position; one channel per value and sending chunk.
     pipes: HashMap<(Value, usize), Group>,
+    /// Kinds of groups so far, chunks, and most buckets of a chunk: the groups of posts are counted on from there.
+    kinds: u32,
+    chunks: u32,
+    buckets: u32,
     /// By number of lanes.
     rows: HashMap<usize, RowPlans>,
     /// By number of data cells: the sum over the context cells; its parts are where the keys of each rank stand.
@@ -119,11 +123,30 @@ impl Comm {
                 pipes.insert((value, chunk), group(Axis::Pp, "pp"));
             }
         }
+        let layers = layout.stages.iter().map(|stage| stage.len()).max().unwrap_or(0);
+        let (chunks, buckets) = (layout.chunks() as u32, (3 * layers + 3) as u32);
         let cells = place.group.blocks / place.group.ranks;
         let lanes = place.contexts.len() * cells;
         let rows = HashMap::from([(lanes, RowPlans::new(layout, place, lanes))]);
         let keys = HashMap::from([(cells, key_plan(layout, place, cells))]);
-        Self { endpoint, tp, cp, dp, shard, replica, experts, ep, world, mirror, pipes, rows, keys }
+        Self {
+            endpoint,
+            tp,
+            cp,
+            dp,
+            shard,
+            replica,
+            experts,
+            ep,
+            world,
+            mirror,
+            pipes,
+            kinds,
+            chunks,
+            buckets,
+            rows,
+            keys,
+        }
     }
 
     /// The group of an axis; pipes have their own.
@@ -140,6 +163,29 @@ impl Comm {
             Axis::Ep => &self.ep,
             Axis::Pp | Axis::World => &self.world,
         }
+    }
+
+    /// The group of an axis in which bucket number `bucket` of `chunk` is posted: one each, so that what was posted may be
+    /// taken in any order.
+    pub fn posts(&self, axis: Axis, chunk: usize, bucket: usize) -> Group {
+        let kind = match axis {
+            Axis::Dp => 0,
+            Axis::Shard => 1,
+            Axis::ExpertDp => 2,
+            _ => 3,
+        };
+        let group = self.group(axis);
+        let number = self.kinds + (kind * self.chunks + chunk as u32) * self.buckets + bucket as u32;
+        Group { id: number * self.world.len() as u32 + group.ranks[0], ..group.clone() }
+    }
+
+    /// Posts along the pipeline; `chunk` is the sender's. Never waits.
+    ///
+    /// # Errors
+    /// The fabric's.
+    pub fn post(&self, value: Value, chunk: usize, to: usize, data: Vec<f32>) -> Result<(), FabricError> {
+        let group = &self.pipes[&(value, chunk)];
+        self.endpoint.post_send(group, group.member(to as u32).expect("a pipe joins the line"), data)
     }
 
     /// Sends along the pipeline; `chunk` is the sender's.

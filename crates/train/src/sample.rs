@@ -113,7 +113,12 @@ impl Executor<'_> {
         let unit = Unit { cell: if first < self.place.group.blocks { first } else { 0 }, mb: 0 };
         self.capture = Some(Vec::new());
         let first = Unit { cell: self.run.layout.cells[self.place.at.dp].start, mb: 0 };
-        let gathers = |op: &Op| matches!(op, Op::Collective { value: Value::Params(_), .. } | Op::Release(_));
+        let gathers = |op: &Op| {
+            matches!(
+                op,
+                Op::Collective { value: Value::Params(_), .. } | Op::Post { value: Value::Params(_), .. } | Op::Release(_)
+            )
+        };
         let mine = |instr: &&Instr| instr.unit == Some(first) && (first == unit || gathers(&instr.op));
         for instr in program.instrs.iter().filter(mine) {
             if instr.op != Op::Load {

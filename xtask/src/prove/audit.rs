@@ -215,10 +215,17 @@ fn gathered_bytes(run: &Run, rank: usize) -> u64 {
     let sizes = Sizes::new(&run.model, &run.grid, &run.layout, run.train.seq);
     let lists = [Mode::Train, Mode::Eval].map(|mode| program::lower(run, rank, mode).instrs);
     let peak = |list: &Vec<Instr>, chunk: usize| {
-        let (mut now, mut most) = (0, 0);
+        let (mut now, mut most, mut posted) = (0, 0, Vec::new());
         for instr in list.iter().filter(|instr| instr.chunk == chunk) {
             match instr.op {
-                Op::Collective { value: Value::Params(bucket), .. } => now += sizes.whole(chunk, bucket),
+                Op::Post { value: Value::Params(bucket), .. } => {
+                    now += sizes.whole(chunk, bucket);
+                    posted.push(bucket);
+                }
+                Op::Collective { value: Value::Params(bucket), .. } => match posted.iter().position(|b| *b == bucket) {
+                    Some(at) => drop(posted.swap_remove(at)),
+                    None => now += sizes.whole(chunk, bucket),
+                },
                 Op::Release(bucket) => now -= sizes.whole(chunk, bucket),
                 _ => {}
             }

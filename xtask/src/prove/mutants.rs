@@ -198,9 +198,69 @@ pub const WRONG: &[Wrong] = &[
         change: |lists| {
             for list in lists.iter_mut().map(|list| &mut list.instrs) {
                 let sum = list.iter().position(|i| matches!(i.op, Op::Collective { value: Value::Grads(_), .. }));
-                if let Some(sum) = sum {
+                let Some(sum) = sum else { continue };
+                let Op::Collective { value: Value::Grads(of), .. } = list[sum].op else { continue };
+                let closes = |i: &Instr| matches!(i.op, Op::Close { bucket, .. } if bucket == of);
+                if let Some(close) = list[..sum].iter().rposition(closes) {
+                    let sum = list.remove(sum);
+                    list.insert(close, sum);
+                }
+            }
+        },
+    },
+    Wrong {
+        what: "a bucket posted before its gradient is complete",
+        layout: SHARDED,
+        reason: "are not complete",
+        change: |lists| {
+            for list in lists.iter_mut().map(|list| &mut list.instrs) {
+                if let Some(post) = list.iter().position(posts_grads) {
                     // Behind the close of the last cell; now before it.
-                    list.swap(sum - 1, sum);
+                    list.swap(post - 1, post);
+                }
+            }
+        },
+    },
+    Wrong {
+        what: "gradients posted and taken twice",
+        layout: LISTS,
+        reason: "is one too many",
+        change: |lists| {
+            for list in lists.iter_mut().map(|list| &mut list.instrs) {
+                let takes = |i: &Instr| matches!(i.op, Op::Collective { value: Value::Grads(_), .. });
+                if let Some(take) = list.iter().position(takes) {
+                    list.insert(take, list[take]);
+                }
+            }
+        },
+    },
+    Wrong {
+        what: "gradients posted and never taken",
+        layout: LISTS,
+        reason: "without the exchange of Grads",
+        change: |lists| drop_all(lists, |i| matches!(i.op, Op::Collective { value: Value::Grads(_), .. })),
+    },
+    Wrong {
+        what: "gradients posted by one member and exchanged in one piece by the other",
+        layout: LISTS,
+        reason: "has posted nothing",
+        change: |lists| {
+            if let Some(post) = lists[0].instrs.iter().position(posts_grads) {
+                lists[0].instrs.remove(post);
+            }
+        },
+    },
+    Wrong {
+        what: "the buffer of gathered parameters released before the gather is taken",
+        layout: SHARDED,
+        reason: "are not gathered",
+        change: |lists| {
+            for list in lists.iter_mut().map(|list| &mut list.instrs) {
+                let takes = |i: &Instr| matches!(i.op, Op::Collective { value: Value::Params(Bucket::Layer(_)), .. });
+                let freed = |i: &Instr| matches!(i.op, Op::Release(Bucket::Layer(_)));
+                if let (Some(take), Some(free)) = (list.iter().position(takes), list.iter().position(freed)) {
+                    let free = list.remove(free);
+                    list.insert(take, free);
                 }
             }
         },
@@ -361,6 +421,10 @@ pub const WRONG: &[Wrong] = &[
 
 fn of(instr: &Instr, value: Value) -> bool {
     matches!(instr.op, Op::Collective { value: v, .. } if v == value)
+}
+
+fn posts_grads(i: &Instr) -> bool {
+    matches!(i.op, Op::Post { value: Value::Grads(_), .. })
 }
 
 fn drop_all(lists: &mut [Program], test: impl Fn(&Instr) -> bool) {

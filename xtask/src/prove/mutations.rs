@@ -311,7 +311,7 @@ fn may_swap(layout: &Layout, a: &Instr, b: &Instr) -> bool {
     };
     // What others may wait for, and what waits for others.
     let gives = |i: &Instr| match i.op {
-        Op::Send { .. } => true,
+        Op::Send { .. } | Op::Post { .. } => true,
         Op::Collective { axis, .. } => size(axis) > 1,
         _ => false,
     };
@@ -344,7 +344,10 @@ fn may_swap(layout: &Layout, a: &Instr, b: &Instr) -> bool {
         return false;
     }
     // Parameters are here from their gather to their release, whichever unit brought them.
-    let comes_or_goes = |i: &Instr| matches!(i.op, Op::Release(_) | Op::Collective { value: Value::Params(_), .. });
+    let params = |i: &Instr| {
+        matches!(i.op, Op::Collective { value: Value::Params(_), .. } | Op::Post { value: Value::Params(_), .. })
+    };
+    let comes_or_goes = |i: &Instr| matches!(i.op, Op::Release(_)) || params(i);
     if a.chunk == b.chunk && (comes_or_goes(a) || comes_or_goes(b)) {
         return false;
     }
@@ -375,6 +378,7 @@ fn adds(i: &Instr) -> bool {
                 value: Value::NormGrads | Value::CombineGrad(_) | Value::SliceGrads | Value::Grads(_),
                 ..
             }
+            | Op::Post { value: Value::Grads(_), .. }
             | Op::Close { .. }
     )
 }

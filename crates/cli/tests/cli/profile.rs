@@ -55,7 +55,7 @@ fn trace(text: &str) -> (HashMap<u64, Vec<Slice>>, usize) {
     let trace: Value = serde_json::from_str(text).unwrap();
     let events = trace["traceEvents"].as_array().unwrap();
     let mut slices: HashMap<u64, Vec<Slice>> = HashMap::new();
-    let (mut starts, mut ends) = (HashMap::new(), HashMap::new());
+    let (mut starts, mut ends, mut beside) = (HashMap::new(), HashMap::new(), HashMap::new());
     for event in events {
         let (pid, ts) = (event["pid"].as_u64().unwrap(), event["ts"].as_f64());
         match event["ph"].as_str().unwrap() {
@@ -66,9 +66,13 @@ fn trace(text: &str) -> (HashMap<u64, Vec<Slice>>, usize) {
             }
             "s" => assert!(starts.insert(event["id"].to_string(), (pid, ts.unwrap())).is_none(), "{event}"),
             "f" => assert!(ends.insert(event["id"].to_string(), (pid, ts.unwrap())).is_none(), "{event}"),
+            // What ran beside the instructions has a track of its own.
+            "b" => assert!(beside.insert(event["id"].to_string(), ts.unwrap()).is_none(), "{event}"),
+            "e" => assert!(beside.remove(&event["id"].to_string()).is_some_and(|begin| begin <= ts.unwrap()), "{event}"),
             other => assert_eq!(other, "M"),
         }
     }
+    assert!(beside.is_empty(), "{beside:?}");
     const ROUNDING: f64 = 1e-3;
     for slices in slices.values_mut() {
         // Outer ones first: a stack of open slices holds each next one.
@@ -122,6 +126,11 @@ fn the_profile_adds_up_and_the_trace_is_whole_under_every_axis() {
             ("optimizer", "update of parameters and moments"),
         ];
         adds_up(&profile, ranks, &[wanted, &always].concat());
+        if layout.contains(&"layout.dp=2") {
+            let rows = profile["rows"].as_array().unwrap();
+            let grads = rows.iter().find(|row| row["name"].as_str().unwrap().ends_with("grads (dp)")).unwrap();
+            assert!(numbers(&grads["hidden_s"]).iter().all(|hidden| *hidden > 0.0), "{grads}");
+        }
         let (slices, arrows) = trace(&fs::read_to_string(lab.path("out/trace/trace.json")).unwrap());
         assert_eq!(slices.len(), ranks);
         for slices in slices.values() {

@@ -2,7 +2,9 @@
 //!
 //! Any wait, also one for room to send, takes in whatever arrives from anyone and keeps it
 //! for later receives. So two ranks that send to each other at once never block for ever.
+//! What was posted (`posted`) leaves meanwhile, too.
 
+mod posted;
 mod receive;
 mod send;
 
@@ -13,6 +15,8 @@ use crate::frame::Header;
 use crate::link::Link;
 use crate::op::{AbortState, Task};
 use crate::options::{FabricOptions, RankId};
+use posted::Posts;
+pub(crate) use posted::{Letter, Stage};
 use receive::Inbound;
 use std::collections::{HashMap, VecDeque};
 use std::sync::Arc;
@@ -61,6 +65,7 @@ pub(crate) struct Mail {
     waiting_bytes: u64,
     sent: HashMap<Stream, u64>,
     seen: HashMap<Stream, u64>,
+    outbox: Posts,
     fault: Option<Fault>,
     /// Peers from and to which nothing gets through: a drill.
     cut: Vec<bool>,
@@ -89,6 +94,7 @@ impl Mail {
             waiting_bytes: 0,
             sent: HashMap::new(),
             seen: HashMap::new(),
+            outbox: Posts::new(world),
             fault: None,
             cut: vec![false; world as usize],
             flight,
@@ -143,7 +149,7 @@ impl Mail {
                 waited_ms: waited.as_millis() as u64,
             });
         }
-        self.link.wait(ticket, why.full, NAP.min(deadline - waited));
+        self.link.wait(ticket, why.full.or(self.outbox.full()), NAP.min(deadline - waited));
         Ok(())
     }
 

@@ -15,14 +15,26 @@ use twox_hash::XxHash3_64;
 #[derive(Default)]
 pub(super) struct Inbound {
     now: Option<Header>,
-    /// True if the payload goes straight to where the receiver wants it.
-    direct: bool,
+    /// Where the payload goes.
+    to: To,
     body: Vec<u8>,
     got: usize,
     sum: Sum,
     /// Header or tail, as far as it has come.
     edge: Edge,
     down: Option<LinkDown>,
+}
+
+/// Where a payload in arrival goes.
+#[derive(Default, Clone, Copy, PartialEq, Eq)]
+enum To {
+    /// Kept for a later receive.
+    #[default]
+    Mailbox,
+    /// Straight to where the receiver wants it.
+    Receiver,
+    /// To the place that was posted for it.
+    Posted,
 }
 
 /// The sum of a payload that comes in pieces.
@@ -69,7 +81,7 @@ struct Want<'a> {
 }
 
 /// What becomes of a payload.
-enum Goal<'a> {
+pub(super) enum Goal<'a> {
     /// It is put here.
     Place(&'a mut [u8]),
     /// Its numbers are shown where they lie, with their position in the payload.
@@ -151,6 +163,9 @@ impl Mail {
                 return Ok(None);
             }
             if !moved {
+                moved = self.push(task, None)?;
+            }
+            if !moved {
                 if let Some(down) = self.inbound[peer as usize].down.clone() {
                     return Err(task.gone(peer, down));
                 }
@@ -164,6 +179,11 @@ impl Mail {
             let reason = Reason { peer, direction: "for", sequence, full: None };
             self.pause(task, &mut idle, ticket, &reason)?;
         }
+    }
+
+    /// How the stream of `peer` has ended, if it has.
+    pub(super) fn down(&self, peer: RankId) -> Option<LinkDown> {
+        self.inbound[peer as usize].down.clone()
     }
 
     /// Takes in what is there from everyone but `except`. True if anything came.
@@ -194,9 +214,20 @@ impl Mail {
             let at = &mut self.inbound[peer as usize];
             let header = at.now.expect("opened above");
             let bytes = header.bytes as usize;
+            let stream = (peer, header.group, header.lane);
             while at.got < bytes {
-                let direct = want.as_deref_mut().filter(|_| at.direct).map(|want| &mut want.to);
-                match take_step(&*self.link, &header, at, direct, &mut self.unaligned) {
+                let unaligned = &mut self.unaligned;
+                let took = match at.to {
+                    To::Mailbox => take_step(&*self.link, &header, at, None, unaligned),
+                    To::Receiver => {
+                        let goal = want.as_deref_mut().map(|want| &mut want.to);
+                        take_step(&*self.link, &header, at, goal, unaligned)
+                    }
+                    To::Posted => self.outbox.fill(stream, |goal| {
+                        take_step(&*self.link, &header, at, Some(goal), unaligned)
+                    }),
+                };
+                match took {
                     Ok(0) => return Ok(moved),
                     Ok(_) => moved = true,
                     Err(down) => {
@@ -216,12 +247,17 @@ impl Mail {
             at.edge.len = 0;
             at.now = None;
             let body = std::mem::take(&mut at.body);
-            if at.direct {
-                want.expect("a direct message stays with its receiver").done = true;
-                return Ok(true);
+            match at.to {
+                To::Receiver => {
+                    want.expect("a direct message stays with its receiver").done = true;
+                    return Ok(true);
+                }
+                To::Posted => self.landed(task, stream)?,
+                To::Mailbox => {
+                    self.waiting.entry(stream).or_default().push_back((header, body));
+                    self.serve(task, stream)?;
+                }
             }
-            let stream = (peer, header.group, header.lane);
-            self.waiting.entry(stream).or_default().push_back((header, body));
         }
     }
 
@@ -255,7 +291,10 @@ impl Mail {
         }
         let first = self.waiting.get(&stream).is_none_or(VecDeque::is_empty);
         let place = want.filter(|w| first && w.stream == stream);
-        if let Some(want) = &place {
+        let posted = if first && place.is_none() { self.outbox.awaited(stream) } else { None };
+        if let Some((wire, bytes)) = posted {
+            task.expect_posted(&header, wire, bytes)?;
+        } else if let Some(want) = &place {
             if header.operation != want.wire {
                 return Err(task.wrong_operation(&header));
             }
@@ -266,7 +305,11 @@ impl Mail {
             at.body.reserve_exact(header.bytes as usize);
         }
         let at = &mut self.inbound[peer as usize];
-        at.direct = place.is_some();
+        at.to = match (posted, place) {
+            (Some(_), _) => To::Posted,
+            (None, Some(_)) => To::Receiver,
+            (None, None) => To::Mailbox,
+        };
         at.got = 0;
         at.sum = Sum::default();
         at.edge.len = 0;

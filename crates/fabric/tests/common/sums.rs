@@ -128,6 +128,49 @@ impl Case {
         }
     }
 
+    /// The same in two halves: two sums and a gather are under way at once, and taken in another order.
+    pub fn check_posted(&self, end: &Endpoint, group: &Group) {
+        let me = group.member(end.rank()).expect("a member");
+        let mine = || self.plan.subtrees(me).into_iter().map(|node| (node.clone(), self.node(node))).collect::<Vec<_>>();
+        let total = self.node(0..self.plan.leaves);
+        let two = group.clone().on_hosts(self.hosts.clone());
+        for group in [group, &two] {
+            let note = format!("seed {}, hosts {:?}", self.seed, group.hosts);
+            let [first, second, third] = [0, 1000, 2000].map(|more| Group { id: group.id + more, ..group.clone() });
+            end.take_counters();
+            let part = end.post_sum(&first, &self.plan, mine(), false).expect("post");
+            let whole = end.post_sum(&second, &self.plan, mine(), true).expect("post");
+            let lies = self.plan.parts.iter().all(|part| part.len() <= 1) && group.hosts.is_none();
+            let gather = lies.then(|| {
+                let mut full = vec![-1.0; self.len];
+                self.plan.parts[me].iter().for_each(|at| full[at.clone()].copy_from_slice(&total[at.clone()]));
+                end.post_gather(&third, &self.plan.parts, full).expect("post")
+            });
+            (0..3).for_each(|_| end.progress().expect("progress"));
+            let mut out = vec![f32::NAN; self.plan.part_len(me)];
+            let mut reduced = vec![-1.0; if whole.in_place() { 0 } else { self.len }];
+            let in_place = whole.in_place();
+            let mut taken = end.take_whole(&second, &self.plan, whole, &mut reduced).expect("take");
+            let reduced = if in_place { taken.buffers.remove(0) } else { reduced };
+            end.take_part(&first, &self.plan, part, &mut out).expect("take");
+            let got: Vec<u32> = out.iter().map(|x| x.to_bits()).collect();
+            assert_eq!(got, self.part_of(me, &total), "posted reduce_scatter, {note}");
+            for member in 0..group.len() {
+                assert_eq!(self.part_of(member, &reduced), self.part_of(member, &total), "posted all_reduce, {note}");
+            }
+            if let Some(gather) = gather {
+                let full = end.take_gather(&third, &self.plan.parts, gather).expect("take").buffers.remove(0);
+                for member in 0..group.len() {
+                    assert_eq!(self.part_of(member, &full), self.part_of(member, &total), "posted all_gather, {note}");
+                }
+            } else {
+                let mut full = vec![-1.0; self.len];
+                end.all_gather(group, &self.plan.parts, &out, &mut full).expect("all_gather");
+            }
+            self.check_bytes(end, group, me);
+        }
+    }
+
     /// Byte counters against the closed forms.
     fn check_bytes(&self, end: &Endpoint, group: &Group, me: usize) {
         let counters = end.counters();

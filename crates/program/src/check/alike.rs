@@ -258,6 +258,7 @@ fn renamed_back(v: Violation, rank: &impl Fn(usize) -> usize, place: &impl Fn(Pl
             Violation::Crossed { receiver: place(receiver), sender: place(sender) }
         }
         Violation::Mismatch { place: p, other } => Violation::Mismatch { place: place(p), other: place(other) },
+        Violation::Unposted { taker, other } => Violation::Unposted { taker: place(taker), other: place(other) },
         Violation::Unreceived { place: p } => Violation::Unreceived { place: place(p) },
         Violation::Deadlock { waits, cycle, ended } => Violation::Deadlock {
             waits: waits

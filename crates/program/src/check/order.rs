@@ -203,6 +203,7 @@ impl Order<'_> {
             }
             Op::Collective { axis: Axis::Tp | Axis::Cp | Axis::Ep, .. } => self.of_unit(at, instr),
             Op::Collective { exchange, value, axis, bytes } => self.of_step(at, instr, exchange, value, axis, bytes),
+            Op::Post { exchange, value, axis } => self.post(at, instr, exchange, value, axis),
             Op::Send { value: Value::TiedGrads, to, bytes } => self.tied(at, instr, true, to, bytes),
             Op::Recv { value: Value::TiedGrads, from, bytes } => self.tied(at, instr, false, from, bytes),
             Op::Send { .. } | Op::Recv { .. } => self.of_unit(at, instr),

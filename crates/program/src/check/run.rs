@@ -1,10 +1,11 @@
-//! All lists at once, symbolically: sends never wait, receives take messages of one kind
-//! from one chunk in order, a collective ends when all members are in it.
+//! All lists at once, symbolically: sends and posts never wait, receives take messages of one kind
+//! from one chunk in order, a collective ends when all members are in it. (One that was posted may end as soon as all
+//! have posted, which is no later: who waits here for ever is found, and whoever can go on here can go on there.)
 //!
 //! What is held back by what does not depend on the order in which ranks are looked at, so
 //! one run decides. Clocks ride along: work takes ticks, exchanges none.
 
-use std::collections::{HashMap, VecDeque};
+use std::collections::{HashMap, HashSet, VecDeque};
 
 use spec::Layout;
 
@@ -38,6 +39,7 @@ pub(super) fn run(programs: &[Program], layout: &Layout, mode: Mode, sizes: &Kep
         ranks: (0..world).map(|rank| RankReport { rank, ..RankReport::default() }).collect(),
         groups: AXES.map(|_| vec![Meeting::default(); world]),
         channels: HashMap::new(),
+        posted: HashSet::new(),
         ready: (0..world).rev().collect(),
         violations: Vec::new(),
     };
@@ -52,6 +54,8 @@ pub(super) fn run(programs: &[Program], layout: &Layout, mode: Mode, sizes: &Kep
 #[derive(Clone, Default)]
 struct Meeting {
     arrived: Vec<usize>,
+    /// They take what they have posted.
+    posted: bool,
     clock: u64,
 }
 
@@ -79,6 +83,8 @@ struct Run<'a> {
     groups: [Vec<Meeting>; AXES.len()],
     /// By sender, receiver, kind and the sender's chunk.
     channels: HashMap<Channel, VecDeque<Letter>>,
+    /// What was posted and not taken: rank, chunk, what.
+    posted: HashSet<(usize, usize, Value)>,
     /// Ranks that may go on; the last to come first, which keeps to one group while it can go on.
     ready: Vec<usize>,
     violations: Vec<Violation>,
@@ -144,6 +150,9 @@ impl Run<'_> {
             Op::Drop(_) => {
                 self.alive[rank] = self.alive[rank].saturating_sub(1);
                 self.keep(rank, &instr);
+            }
+            Op::Post { value, .. } => {
+                self.posted.insert((rank, instr.chunk, value));
             }
             Op::Load | Op::Close { .. } | Op::Release(_) | Op::Vote | Op::Apply => {}
         }
@@ -228,6 +237,7 @@ impl Run<'_> {
         }
         let index = axis_index(axis);
         let (group, size) = (axis.first(self.layout, rank), axis.size(self.layout));
+        let posted = self.posted.contains(&(rank, instr.chunk, value));
         let meeting = &mut self.groups[index][group];
         if let Some(&first) = meeting.arrived.first() {
             let other = Place::of(&self.programs[first], self.at[first]);
@@ -237,7 +247,14 @@ impl Run<'_> {
                 self.parked[rank] = true;
                 return false;
             }
+            if posted != meeting.posted {
+                let place = Place::of(&self.programs[rank], self.at[rank]);
+                let (taker, other) = if posted { (place, other) } else { (other, place) };
+                self.violations.push(Violation::Unposted { taker, other });
+            }
         }
+        self.posted.remove(&(rank, instr.chunk, value));
+        meeting.posted = posted;
         meeting.arrived.push(rank);
         meeting.clock = meeting.clock.max(self.clocks[rank]);
         let report = &mut self.ranks[rank];

@@ -3,6 +3,7 @@
 mod alike;
 mod legal;
 mod mutants;
+mod posted;
 mod shapes;
 
 use spec::{Grid, Layout, Model, Schedule};

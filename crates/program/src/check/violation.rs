@@ -139,6 +139,14 @@ pub enum Violation {
         /// The first of the group.
         other: Place,
     },
+    /// An exchange that some members have posted and others have not: its halves do not find each other.
+    #[error("{taker} takes what was posted, {other} has posted nothing")]
+    Unposted {
+        /// Who posted.
+        taker: Place,
+        /// Who did not.
+        other: Place,
+    },
     /// A message that nobody takes.
     #[error("{place} is never received")]
     Unreceived {

@@ -88,8 +88,9 @@ impl List<'_> {
         self.reading.came = 0;
         self.reading.order = reads(self.with.model, self.with.layout, self.with.mode, task);
         if let Some(&first) = self.reading.order.first() {
+            self.post_parameters(Bucket::Norms);
+            self.post_parameters(first);
             self.gather_parameters(Bucket::Norms);
-            self.gather_parameters(first);
         }
     }
 
@@ -122,8 +123,9 @@ impl List<'_> {
         if self.sharded_parameters() {
             debug_assert_eq!(self.reading.order[self.reading.came], bucket);
             self.reading.came += 1;
+            self.gather_parameters(bucket);
             if let Some(next) = self.reading.order.get(self.reading.came) {
-                self.gather_parameters(*next);
+                self.post_parameters(*next);
             }
         }
     }
@@ -141,10 +143,27 @@ impl List<'_> {
         }
     }
 
-    fn gather_parameters(&mut self, bucket: Bucket) {
+    /// The task at hand gathers the parameters of `bucket`.
+    fn gathers(&self, bucket: Bucket) -> bool {
         let kept = self.reading.kept.get(&(self.chunk, bucket));
-        if kept.is_none_or(|(first, _)| *first == self.reading.task) {
+        kept.is_none_or(|(first, _)| *first == self.reading.task)
+    }
+
+    fn post_parameters(&mut self, bucket: Bucket) {
+        if self.gathers(bucket) {
+            self.post(Exchange::AllGather, Value::Params(bucket), Axis::shard(bucket.class()));
+        }
+    }
+
+    fn gather_parameters(&mut self, bucket: Bucket) {
+        if self.gathers(bucket) {
             self.params(bucket);
+        }
+    }
+
+    fn post(&mut self, exchange: Exchange, value: Value, axis: Axis) {
+        if axis.size(self.with.layout) > 1 {
+            self.push(Op::Post { exchange, value, axis });
         }
     }
 
@@ -160,18 +179,38 @@ impl List<'_> {
         }
     }
 
-    /// The unit has added to the gradient of `bucket`: the end of a cell's leaf, and where gradients leave early and this
-    /// is the last slot of the microbatch, its sum over the cells.
+    /// The unit has added to the gradient of `bucket`: the end of a cell's leaf. After the last one (where gradients leave
+    /// early: of the microbatch) they leave. Their sum over the cells is taken when the next bucket is complete, or else at
+    /// the end of the step.
     pub(super) fn complete(&mut self, bucket: Bucket) {
         let Lowering { grid, layout, .. } = self.with;
         let unit = self.unit.expect("a task has a unit");
+        let early = leave_early(grid, layout);
+        let slot = (unit.cell - layout.cells[self.at.dp].start) / grid.ep + 1;
+        let own = grid.unit_cells(layout.cells[self.at.dp].clone()).count();
+        let last = if early { slot == rounds(grid, layout) } else { slot == own && grid.completes(unit) };
+        self.take_posted();
         if self.works() && grid.completes(unit) {
             self.push(Op::Close { cell: unit.cell, bucket });
         }
-        let last = (unit.cell - layout.cells[self.at.dp].start) / grid.ep + 1 == rounds(grid, layout);
-        if leave_early(grid, layout) && last {
-            self.sum(bucket, Exchange::ReduceScatter);
+        if last {
+            let exchange = if early || layout.zero > 0 { Exchange::ReduceScatter } else { Exchange::AllReduce };
+            let axis = Axis::holders(bucket.class());
+            self.post(exchange, Value::Grads(bucket), axis);
+            match axis.size(layout) {
+                1 if early => self.sum(bucket, exchange),
+                _ => self.posted = early.then_some((self.chunk, self.unit, bucket)),
+            }
         }
+    }
+
+    /// Takes the sum that has left last, where that is done early.
+    fn take_posted(&mut self) {
+        let Some((chunk, unit, bucket)) = self.posted.take() else { return };
+        let here = (self.chunk, self.unit);
+        (self.chunk, self.unit) = (chunk, unit);
+        self.sum(bucket, Exchange::ReduceScatter);
+        (self.chunk, self.unit) = here;
     }
 
     fn sum(&mut self, bucket: Bucket, exchange: Exchange) {
@@ -183,6 +222,7 @@ impl List<'_> {
 
     /// The sums over the data cells that have not left yet; then, where shards have replicas, to these.
     pub(super) fn sums(&mut self) {
+        self.take_posted();
         let Lowering { grid, layout, sizes, .. } = self.with;
         for chunk in layout.chunks_of(self.at.pp) {
             self.chunk = chunk;

@@ -105,9 +105,12 @@ fn gradients_over_uneven_cells() {
     }
 }
 
-/// What travels and when, of rank 0 of `sets`: gathers, releases and sums, beside the layers at work.
+/// What travels and when, of `rank`: gathers, releases and sums, and what is posted of them (`>`, `^`), beside the layers at
+/// work.
 fn data_axis(model: &Model, grid: &Grid, layout: &Layout, rank: usize) -> String {
     let word = |i: &Instr| match i.op {
+        Op::Post { value: Value::Params(b), .. } => Some(format!(">{}", short(b))),
+        Op::Post { value: Value::Grads(b), .. } => Some(format!("^{}", short(b))),
         Op::Collective { value: Value::Params(b), .. } => Some(format!("+{}", short(b))),
         Op::Release(b) => Some(format!("-{}", short(b))),
         Op::Collective { value: Value::Grads(b), exchange, .. } => {
@@ -130,7 +133,8 @@ fn short(bucket: Bucket) -> String {
     }
 }
 
-/// Parameters come one layer ahead and go after their use; a gradient leaves as soon as the last cell has added to it.
+/// Parameters are posted one layer ahead and go after their use; a gradient leaves as soon as the last cell has added to it, and
+/// its sum is taken when the next one leaves.
 #[test]
 fn shards_are_gathered_ahead_and_sums_leave_at_once() {
     let model = testing::model(2);
@@ -139,12 +143,16 @@ fn shards_are_gathered_ahead_and_sums_leave_at_once() {
     (layout.zero, layout.shard) = (3, 2);
     assert_eq!(
         data_axis(&model, &grid, &layout, 0),
-        "+Norms +Embed +0 -Embed +1 f0 -0 f1 -1 -Norms +Norms +Head +1 head -Head sum Head +0 b1 -1 sum 1 b0 -0 sum 0 sum Embed sum Norms -Norms vote"
+        ">Norms >Embed +Norms +Embed >0 -Embed +0 >1 f0 -0 +1 f1 -1 -Norms \
+         >Norms >Head +Norms +Head >1 head -Head ^Head +1 >0 b1 -1 sum Head ^1 +0 b0 -0 sum 1 ^0 sum 0 ^Embed sum Embed ^Norms -Norms \
+         sum Norms vote"
     );
     layout.reshard = spec::Reshard::AfterBackward;
     assert_eq!(
         data_axis(&model, &grid, &layout, 0),
-        "+Norms +Embed +0 -Embed +1 f0 f1 +Head head -Head sum Head b1 -1 sum 1 b0 -0 sum 0 sum Embed sum Norms -Norms vote"
+        ">Norms >Embed +Norms +Embed >0 -Embed +0 >1 f0 +1 f1 \
+         >Head +Head head -Head ^Head b1 -1 sum Head ^1 b0 -0 sum 1 ^0 sum 0 ^Embed sum Embed ^Norms -Norms \
+         sum Norms vote"
     );
     (layout.zero, layout.shard) = (2, 1);
     let text = data_axis(&model, &grid, &layout, 1);

@@ -138,8 +138,8 @@ impl Executor<'_> {
         if here {
             self.memory.handed.entry((value, instr.chunk)).or_default().push_back(buffer);
         } else {
-            self.comm.send(value, instr.chunk, to, &buffer)?;
-            self.memory.pool.give(buffer);
+            self.comm.post(value, instr.chunk, to, buffer)?;
+            self.comm.endpoint.spent().into_iter().for_each(|buffer| self.memory.pool.give(buffer));
         }
         Ok(())
     }

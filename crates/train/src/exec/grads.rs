@@ -63,6 +63,10 @@ impl Executor<'_> {
             state.complete(at, total, add);
             return Ok(());
         }
+        if let Some(sum) = self.posted_sum(instr, exchange, bucket)? {
+            return self.summed(instr, exchange, bucket, sum);
+        }
+        let (state, at) = bucket_of(&mut self.chunks, instr, bucket)?;
         let mut nodes = state.take_closed(at, bucket.leaves(grid));
         let astray = self.mutant == Some(Mutant::ExpertsOtherGroup) && class == Class::Experts;
         let group = self.comm.group(if astray { Axis::Ep } else { Axis::holders(class) });
@@ -72,10 +76,8 @@ impl Executor<'_> {
             sum
         } else {
             let plan = &state.buckets[at].plan;
-            let parts = plan.parts.iter().map(|p| vec![counted_from(plan.at.start, p)]).collect();
             let me = if astray { self.place.at.dp % plan.holders.apart } else { plan.holders.number(self.place.at) };
-            let cells = bucket.leaves_of(grid, &self.run.layout);
-            let mut plan = ReducePlan { leaves: bucket.leaves(grid), cells, parts };
+            let mut plan = sum_plan(self.run, plan);
             let mut mine: Vec<_> = nodes.iter().map(|(node, data)| (node.clone(), data.as_slice())).collect();
             mutant::leaves(self.mutant, &mut plan, &mut mine, me);
             if astray {
@@ -97,6 +99,20 @@ impl Executor<'_> {
             state.grads.recycle(nodes.into_iter().map(|(_, data)| data));
             sum
         };
+        self.summed(instr, exchange, bucket, sum)
+    }
+
+    /// A sum over the data cells is taken: the next of those that add up, or the gradients of the step.
+    fn summed(
+        &mut self,
+        instr: &Instr,
+        exchange: Exchange,
+        bucket: Bucket,
+        sum: Vec<f32>,
+    ) -> Result<(), TrainError> {
+        let (ctx, grid, class) = (self.ctx, &self.run.grid, bucket.class());
+        let add = |left: &mut [f32], right: &[f32]| kernels::add_assign(ctx, left, right);
+        let (state, at) = bucket_of(&mut self.chunks, instr, bucket)?;
         let last = grid.accumulate == Accumulate::Local || instr.unit.is_some_and(|u| u.mb + 1 == grid.microbatches);
         let whole = self.run.layout.holders_of(class).replicas() == 1 || exchange == Exchange::AllReduce;
         let bucket = &mut state.buckets[at];
@@ -118,9 +134,12 @@ impl Executor<'_> {
         if self.run.layout.zero < 3 {
             self.settle();
         }
+        if self.posted_params(instr, bucket)? {
+            return Ok(());
+        }
         let (state, at) = bucket_of(&mut self.chunks, instr, bucket)?;
         let plan = &state.buckets[at].plan;
-        let parts: Vec<_> = plan.shards.iter().map(|s| vec![counted_from(plan.at.start, s)]).collect();
+        let parts = shard_parts(plan);
         let whole = plan.at.clone();
         let (endpoint, group) = (&self.comm.endpoint, self.comm.group(Axis::shard(bucket.class())));
         if !state.gathers {
@@ -128,6 +147,7 @@ impl Executor<'_> {
             return Ok(());
         }
         let mut full = state.grads.pool.take(whole.len());
+        state.gathered.add(full.len());
         endpoint.all_gather(group, &parts, &state.buckets[at].shard, &mut full)?;
         if self.mutant == Some(Mutant::StaleShard) {
             let fresh = full.clone();
@@ -222,7 +242,7 @@ pub(super) fn leaf_of(grid: &Grid, unit: Unit) -> Unit {
     }
 }
 
-fn bucket_of<'s>(
+pub(super) fn bucket_of<'s>(
     chunks: &'s mut BTreeMap<usize, ChunkState>,
     instr: &Instr,
     bucket: Bucket,
@@ -238,8 +258,20 @@ fn relative(plan: &BucketPlan, start: usize, replicas: &Group, run: &Run) -> Vec
     replicas.ranks.iter().map(part).collect()
 }
 
+/// The sum of a bucket's gradients over the cells (d, c), in parts of its holders.
+pub(super) fn sum_plan(run: &Run, plan: &BucketPlan) -> ReducePlan {
+    let parts = plan.parts.iter().map(|part| vec![counted_from(plan.at.start, part)]).collect();
+    let cells = plan.bucket.leaves_of(&run.grid, &run.layout);
+    ReducePlan { leaves: plan.bucket.leaves(&run.grid), cells, parts }
+}
+
+/// The shards of a bucket, by member of their group, counted from its start.
+pub(super) fn shard_parts(plan: &BucketPlan) -> Vec<Vec<Range<usize>>> {
+    plan.shards.iter().map(|shard| vec![counted_from(plan.at.start, shard)]).collect()
+}
+
 /// `range` of the flat vector, counted from `start`.
-fn counted_from(start: usize, range: &Range<usize>) -> Range<usize> {
+pub(super) fn counted_from(start: usize, range: &Range<usize>) -> Range<usize> {
     range.start - start..range.end - start
 }
 

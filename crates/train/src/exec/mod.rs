@@ -4,6 +4,7 @@ mod ballot;
 mod exchange;
 mod experts;
 mod grads;
+mod posted;
 mod recheck;
 mod record;
 mod routers;
@@ -17,7 +18,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use kernels::{Ctx, RopeTable};
-use program::{Bucket, Instr, Mirrors, Mode, Op, Pass, Program, Segment};
+use program::{Bucket, Instr, Mirrors, Mode, Op, Pass, Program, Segment, Value};
 use spec::tensors::Tensor;
 use spec::{Leaf, Run, Unit};
 
@@ -90,6 +91,8 @@ pub struct Executor<'a> {
     pub recorder: Option<Recorder>,
     /// Checks a step by other ranks, if that is wanted.
     pub recheck: Recheck,
+    /// What has left and is not taken yet, by chunk.
+    posted: HashMap<(usize, Value), posted::InFlight>,
     /// For [`Mutant::StaleShard`]: parameters as they were last gathered.
     stale: HashMap<(usize, Bucket), Vec<f32>>,
     rope: RopeTable,
@@ -170,6 +173,7 @@ impl<'a> Executor<'a> {
             capture: None,
             recorder: None,
             recheck: Recheck::default(),
+            posted: HashMap::new(),
             stale: HashMap::new(),
             memory: Memory::default(),
             shelf: None,
@@ -272,18 +276,28 @@ impl<'a> Executor<'a> {
             if mode == Mode::Train && self.guarded && at + 1 == program.instrs.len() {
                 self.remember();
             }
-            let exchange = matches!(instr.op, Op::Collective { .. } | Op::Send { .. } | Op::Recv { .. });
+            let exchange =
+                matches!(instr.op, Op::Collective { .. } | Op::Post { .. } | Op::Send { .. } | Op::Recv { .. });
             let mut over = Instant::now();
             if let Some(more) = self.faults.drag(step, over - began).filter(|_| !exchange) {
                 std::thread::sleep(more);
                 over = Instant::now();
             }
+            *(if exchange { &mut self.counts.exchange } else { &mut self.counts.compute }) += over - began;
+            let mut moved = Duration::ZERO;
+            if self.comm.endpoint.in_flight() {
+                self.comm.endpoint.progress()?;
+                let now = Instant::now();
+                moved = now - over;
+                over = now;
+                self.counts.exchange += moved;
+            }
             self.counts.instructions += 1;
             self.pulse.work.fetch_add(1, Ordering::Relaxed);
-            *(if exchange { &mut self.counts.exchange } else { &mut self.counts.compute }) += over - began;
             began = over;
             if let Some(recorder) = &mut self.recorder {
                 recorder.mark(over, exchange.then_some(|| self.comm.endpoint.waited_ns()));
+                recorder.moved(moved);
             }
         }
         let outcome = match mode {
@@ -297,6 +311,9 @@ impl<'a> Executor<'a> {
         self.memory.loads.clear();
         self.memory.aux.clear();
         self.memory.copies = 0;
+        if let Some((chunk, value)) = self.posted.keys().next() {
+            return Err(TrainError::Internal(format!("{value:?} of chunk {chunk} was posted and never taken")));
+        }
         let left = self.memory.in_flight();
         if !left.is_empty() {
             return Err(TrainError::Internal(format!("values of {left:?} (chunk, unit) were made and never used")));
@@ -330,6 +347,7 @@ impl<'a> Executor<'a> {
         match instr.op {
             Op::Load => return Err(TrainError::Internal("tokens are loaded by the caller".into())),
             Op::Compute(pass, segment) => self.compute(mode, instr, pass, segment)?,
+            Op::Post { exchange, value, .. } => self.post(instr, exchange, value)?,
             Op::Collective { exchange, value, axis, .. } => self.collective(mode, instr, exchange, value, axis)?,
             Op::Drop(segment) => match segment {
                 Segment::Attn(layer) => self.memory.drop_kept(instr.chunk, unit_of(instr)?, layer, false),

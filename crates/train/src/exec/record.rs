@@ -1,6 +1,6 @@
 //! Writing down when instructions run (`--profile`): one reading of the clock each, into memory that is there already.
 
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use observe::{Flight, RankRecord, StepRecord};
 
@@ -63,17 +63,24 @@ impl Recorder {
         }
     }
 
+    /// The instruction that is over took this long to move what was posted before.
+    pub fn moved(&mut self, took: Duration) {
+        if let Some(open) = self.open.as_mut().filter(|_| !took.is_zero()) {
+            open.moved.push((open.marks.len().saturating_sub(1), took.as_nanos() as u64));
+        }
+    }
+
     /// An exchange starts that runs beside the instructions which follow; give what comes back to [`Recorder::land`].
     pub fn depart(&self, at: Instant) -> Option<Flight> {
         let open = self.open.as_ref()?;
         Some(Flight { instr: open.marks.len(), began_ns: self.ns(at), ended_ns: 0 })
     }
 
-    /// Its result is there.
+    /// Its result was there; the instruction at hand takes it.
     pub fn land(&mut self, flight: Flight, at: Instant) {
         let ended_ns = self.ns(at);
         if let Some(open) = &mut self.open {
-            open.flights.push(Flight { ended_ns, ..flight });
+            open.flights.push(Flight { instr: open.marks.len(), ended_ns, ..flight });
         }
     }
 
@@ -92,7 +99,6 @@ impl Recorder {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use std::time::Duration;
 
     #[test]
     fn only_whole_steps_inside_the_room_are_kept() {
@@ -107,6 +113,7 @@ mod tests {
             let flight = recorder.depart(at(base + 15));
             recorder.mark(at(base + 20), Some(|| 47));
             recorder.mark(at(base + 30), None::<fn() -> u64>);
+            recorder.moved(Duration::from_nanos(3));
             flight.into_iter().for_each(|flight| recorder.land(flight, at(base + 30)));
             recorder.end(at(base + 35));
         }
@@ -116,6 +123,7 @@ mod tests {
         let ns = |ns: u64| origin + 6000 + ns;
         assert_eq!((last.step, last.began_ns, last.ran_ns, last.ended_ns), (6, ns(0), ns(10), ns(35)));
         assert_eq!(last.marks, [(ns(20), 7), (ns(30), 0)]);
-        assert_eq!(last.flights, [Flight { instr: 0, began_ns: ns(15), ended_ns: ns(30) }]);
+        assert_eq!(last.moved, [(1, 3)]);
+        assert_eq!(last.flights, [Flight { instr: 2, began_ns: ns(15), ended_ns: ns(30) }]);
     }
 }

@@ -298,9 +298,9 @@ impl ChunkState {
         }
     }
 
-    /// Keeps the gathered parameters of a bucket until they are released.
+    /// Keeps the gathered parameters of a bucket until they are released; their buffer was counted in
+    /// [`ChunkState::gathered`].
     pub fn put_gathered(&mut self, bucket: usize, whole: Vec<f32>) {
-        self.gathered.add(whole.len());
         self.params.put(bucket, whole);
     }
 

@@ -6,7 +6,7 @@ use super::super::law::{Law, Sums, reads};
 use super::super::violation::Violation;
 use super::{ChunkOrder, Order};
 use crate::buckets::Bucket;
-use crate::instr::{Exchange, Instr, Mode, Pass, Segment};
+use crate::instr::{Axis, Exchange, Instr, Mode, Pass, Segment, Value};
 
 /// How far a bucket of a chunk is.
 pub(super) struct BucketOrder {
@@ -19,8 +19,12 @@ pub(super) struct BucketOrder {
     sums: usize,
     /// Sums gone to the replicas.
     spread: bool,
+    /// The sum that is due next has been posted.
+    posted: bool,
     /// Gathered parameters are here (zero 3).
     pub present: bool,
+    /// Their gather has been posted and not been taken.
+    pub coming: bool,
     /// Updated parameters have come (zero 1 and 2).
     updated: bool,
 }
@@ -28,7 +32,9 @@ pub(super) struct BucketOrder {
 impl BucketOrder {
     pub fn new(bucket: Bucket, law: &Law) -> Self {
         let of = law.accumulators.iter().enumerate().filter(|(_, (a, _))| a.is_of(bucket)).map(|(i, _)| i);
-        Self { bucket, accumulators: of.collect(), closed: 0, sums: 0, spread: false, present: false, updated: false }
+        let (posted, present, coming) = (false, false, false);
+        let accumulators = of.collect();
+        Self { bucket, accumulators, closed: 0, sums: 0, spread: false, posted, present, coming, updated: false }
     }
 
     /// All its sums are where they must be before the vote.
@@ -87,7 +93,10 @@ impl Order<'_> {
         let Some(number) = self.local_cell(cell) else {
             return self.wrong(at, format!("the rank does not host cell {cell}"));
         };
-        let BucketOrder { closed, sums, .. } = self.chunks[local].buckets[index];
+        let BucketOrder { closed, sums, posted, .. } = self.chunks[local].buckets[index];
+        if posted {
+            self.out_of_order(at, format!("the gradients of {bucket:?} have been posted and not been taken"));
+        }
         if closed == self.leaves() || (self.step.sums.count == 1 && cell < self.leaf(closed).0) {
             return self.double(at);
         }
@@ -141,6 +150,46 @@ impl Order<'_> {
         self.chunks[local].sliced = leaf + 1;
     }
 
+    /// A share of an exchange that leaves ahead of it: gradients when they are complete, parameters before their use.
+    pub(super) fn post(&mut self, at: usize, instr: &Instr, exchange: Exchange, value: Value, axis: Axis) {
+        let train = self.step.mode == Mode::Train;
+        let (zero, vote) = (self.step.layout.zero, self.vote);
+        match value {
+            Value::Grads(bucket) if train && axis == Axis::holders(bucket.class()) => {
+                let Some((local, index)) = self.local_bucket(at, instr.chunk, bucket) else { return };
+                let Sums { count, exchange: want, .. } = self.step.sums;
+                if exchange != want {
+                    return self.wrong(at, format!("with zero {zero} it is {want:?}"));
+                }
+                let BucketOrder { sums, closed, posted, .. } = self.chunks[local].buckets[index];
+                if posted || sums == count {
+                    return self.double(at);
+                }
+                self.chunks[local].buckets[index].posted = true;
+                if closed < (sums + 1) * self.cells.len() {
+                    let (open, _) = self.leaf(closed);
+                    let law = format!("the gradients of {bucket:?} are not complete: cell {open} is not closed");
+                    self.out_of_order(at, law);
+                }
+            }
+            Value::Params(bucket) if zero == 3 && axis == Axis::shard(bucket.class()) => {
+                let Some((local, index)) = self.local_bucket(at, instr.chunk, bucket) else { return };
+                if exchange != Exchange::AllGather || !self.step.sizes.has_parameters(instr.chunk, bucket) {
+                    return self.wrong(at, "parameters are gathered, where the chunk has any");
+                }
+                let state = &mut self.chunks[local].buckets[index];
+                if state.present || std::mem::replace(&mut state.coming, true) {
+                    return self.double(at);
+                }
+                if vote {
+                    let law = "some ranks may have updated their parameters after the vote, and others not";
+                    self.out_of_order(at, law);
+                }
+            }
+            _ => self.wrong(at, "no such exchange is posted"),
+        }
+    }
+
     /// A sum over the data cells.
     pub(super) fn sum(&mut self, at: usize, instr: &Instr, exchange: Exchange, bucket: Bucket, bytes: u64) {
         let Some((local, index)) = self.local_bucket(at, instr.chunk, bucket) else { return };
@@ -154,6 +203,7 @@ impl Order<'_> {
             return self.double(at);
         }
         self.chunks[local].buckets[index].sums = sums + 1;
+        self.chunks[local].buckets[index].posted = false;
         if closed < (sums + 1) * self.cells.len() {
             let (open, _) = self.leaf(closed);
             let of = if self.step.sums.count > 1 { format!(" in mb {sums}") } else { String::new() };
@@ -195,6 +245,7 @@ impl Order<'_> {
         let vote = self.vote;
         let chunk = &mut self.chunks[local];
         let state = &mut chunk.buckets[index];
+        state.coming = false;
         let there = if zero == 3 { &mut state.present } else { &mut state.updated };
         if std::mem::replace(there, true) {
             return self.double(at);
@@ -237,6 +288,7 @@ impl Order<'_> {
             (bucket.sums < sums.count, "the exchange of Grads"),
             (sums.spread(bucket.bucket) && !bucket.spread, "the gather of Grads for replicas"),
             (updates && !bucket.updated, "the gather of Params"),
+            (bucket.posted && bucket.sums == sums.count, "the exchange of posted Grads"),
         ];
         parts.iter().filter(|(lacks, _)| *lacks).map(|(_, what)| chunk.at(what, bucket.bucket)).collect()
     }

@@ -152,7 +152,7 @@ impl Order<'_> {
         if !self.vote {
             self.out_of_order(at, "nothing is overwritten before the vote");
         }
-        if let Some(stale) = self.chunks[local].buckets.iter().find(|b| b.present) {
+        if let Some(stale) = self.chunks[local].buckets.iter().find(|b| b.present || b.coming) {
             let law =
                 format!("the gathered parameters of {:?} would outlive the update: they are freed first", stale.bucket);
             self.out_of_order(at, law);
@@ -170,6 +170,8 @@ impl Order<'_> {
                 }
             }
             missing.extend(chunk.buckets.iter().filter(|b| b.present).map(|b| chunk.at("the release", b.bucket)));
+            let coming = chunk.buckets.iter().filter(|b| b.coming);
+            missing.extend(coming.map(|b| chunk.at("the gather of posted Params", b.bucket)));
             if self.step.mode == Mode::Eval {
                 continue;
             }

@@ -104,9 +104,9 @@ fn data_positions_may_run_different_schedules() {
     assert!(report.ranks[0].peak_activations > report.ranks[4].peak_activations);
 }
 
-/// Gradients of one chunk may travel while another chunk of the rank still works.
+/// Gradients of one chunk may be taken while another chunk of the rank still works.
 #[test]
-fn gradients_may_leave_as_soon_as_their_chunk_is_closed() {
+fn gradients_may_be_taken_as_soon_as_their_chunk_is_closed() {
     let mut case = Case::small([2, 1, 2], Schedule::Interleaved, |_, _| {});
     let world = case.layout.world();
     for rank in 0..world {
@@ -115,8 +115,8 @@ fn gradients_may_leave_as_soon_as_their_chunk_is_closed() {
         let grads: Vec<_> = instrs
             .extract_if(.., |i| matches!(i.op, Op::Collective { value: Value::Grads(_), .. }) && i.chunk == last_chunk)
             .collect();
-        let close = |op: &Op| matches!(op, Op::Close { .. });
-        let to = instrs.iter().rposition(|i| close(&i.op) && i.chunk == last_chunk).unwrap() + 1;
+        let post = |op: &Op| matches!(op, Op::Post { .. });
+        let to = instrs.iter().rposition(|i| post(&i.op) && i.chunk == last_chunk).unwrap() + 1;
         instrs.splice(to..to, grads);
     }
     assert_legal(&case);

@@ -23,24 +23,24 @@ fn is_segment(pass: Pass, segment: Segment) -> impl Fn(&Op) -> bool {
 }
 
 impl Case {
-    fn instrs(&mut self, rank: usize) -> &mut Vec<Instr> {
+    pub(super) fn instrs(&mut self, rank: usize) -> &mut Vec<Instr> {
         &mut self.programs[rank].instrs
     }
 
     /// Index of occurrence `nth` on `rank`.
-    fn find(&self, rank: usize, nth: usize, test: impl Fn(&Op) -> bool) -> usize {
+    pub(super) fn find(&self, rank: usize, nth: usize, test: impl Fn(&Op) -> bool) -> usize {
         let hits = self.programs[rank].instrs.iter().enumerate().filter(|(_, i)| test(&i.op));
         hits.map(|(at, _)| at).nth(nth).expect("the list has it")
     }
 
     /// Takes away all that `test` finds, on every rank.
-    fn drop_all(&mut self, test: impl Fn(&Instr) -> bool) {
+    pub(super) fn drop_all(&mut self, test: impl Fn(&Instr) -> bool) {
         for program in &mut self.programs {
             program.instrs.retain(|i| !test(i));
         }
     }
 
-    fn refused(&self) -> Vec<Violation> {
+    pub(super) fn refused(&self) -> Vec<Violation> {
         self.check().expect_err("a mutant must be refused")
     }
 }
@@ -59,7 +59,7 @@ macro_rules! assert_violation {
     };
 }
 
-fn zero_1(_: &mut Model, layout: &mut Layout) {
+pub(super) fn zero_1(_: &mut Model, layout: &mut Layout) {
     (layout.zero, layout.shard) = (1, layout.dp);
 }
 
@@ -417,7 +417,7 @@ fn lists_of_another_world() {
 }
 
 /// 2 data cells of 2 microbatches on 2 x 2 ranks, everything sharded.
-fn sharded(zero: usize) -> Case {
+pub(super) fn sharded(zero: usize) -> Case {
     let model = testing::model(4);
     let grid = Grid { accumulate: spec::Accumulate::Reduced, ..Grid::new(&model, 4, SEQ, 1, Some(2), 1).unwrap() };
     let mut layout = testing::layout(&model, &grid, [2, 1, 2], Schedule::OneFOneB, None);
