@@ -100,7 +100,7 @@ impl Rows {
             let from = &mut self.sum(label).ns[rank];
             let ns = (*ns).min(*from);
             *from -= ns;
-            let sum = self.sum(&Label { group: "exchange", name: "moved between instructions (posted)".into() });
+            let sum = self.sum(&Label { group: "exchange", name: "moving what was posted".into() });
             sum.ns[rank] += ns;
             sum.calls += 1;
         }

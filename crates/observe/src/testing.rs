@@ -45,7 +45,15 @@ pub fn record(world: &World, steps: u64) -> Vec<RankRecord> {
             let began_ns = 1_000 + nth * 100_000_000;
             let marks: Vec<_> = marks.iter().map(|(end, waited)| (began_ns + 10 + end, *waited)).collect();
             let ended_ns = marks.last().map_or(began_ns, |mark| mark.0) + 5;
-            StepRecord { step: 4 + nth, began_ns, ran_ns: began_ns + 10, ended_ns, marks, flights: Vec::new(), moved: Vec::new() }
+            StepRecord {
+                step: 4 + nth,
+                began_ns,
+                ran_ns: began_ns + 10,
+                ended_ns,
+                marks,
+                flights: Vec::new(),
+                moved: Vec::new(),
+            }
         };
         RankRecord { rank, steps: (0..steps).map(step).collect() }
     };

@@ -58,8 +58,15 @@ impl<'a> Lowering<'a> {
     pub fn rank_in_order(&self, rank: usize, tasks: &[Task]) -> Program {
         let at = self.layout.coords(rank);
         let reading = shard::Reading::new(self, tasks);
-        let mut list =
-            List { with: self, at, chunk: 0, unit: None, reading, posted: None, instrs: Vec::with_capacity(self.length(tasks)) };
+        let mut list = List {
+            with: self,
+            at,
+            chunk: 0,
+            unit: None,
+            reading,
+            posted: None,
+            instrs: Vec::with_capacity(self.length(tasks)),
+        };
         let mut met = HashSet::new();
         for (number, task) in tasks.iter().enumerate() {
             let Task { turn, chunk, unit } = *task;

@@ -116,7 +116,9 @@ impl Executor<'_> {
         let gathers = |op: &Op| {
             matches!(
                 op,
-                Op::Collective { value: Value::Params(_), .. } | Op::Post { value: Value::Params(_), .. } | Op::Release(_)
+                Op::Collective { value: Value::Params(_), .. }
+                    | Op::Post { value: Value::Params(_), .. }
+                    | Op::Release(_)
             )
         };
         let mine = |instr: &&Instr| instr.unit == Some(first) && (first == unit || gathers(&instr.op));

@@ -223,9 +223,9 @@ impl Mail {
                         let goal = want.as_deref_mut().map(|want| &mut want.to);
                         take_step(&*self.link, &header, at, goal, unaligned)
                     }
-                    To::Posted => self.outbox.fill(stream, |goal| {
-                        take_step(&*self.link, &header, at, Some(goal), unaligned)
-                    }),
+                    To::Posted => {
+                        self.outbox.fill(stream, |goal| take_step(&*self.link, &header, at, Some(goal), unaligned))
+                    }
                 };
                 match took {
                     Ok(0) => return Ok(moved),

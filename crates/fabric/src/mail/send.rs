@@ -146,12 +146,7 @@ impl Frame {
 
     /// Writes what the link takes of the step under way, and how many bytes that was. `pieces` are the payload, the same
     /// at every call.
-    pub fn write(
-        &mut self,
-        link: &dyn Link,
-        pieces: &[&[u8]],
-        fault: &mut Option<Fault>,
-    ) -> Result<usize, LinkDown> {
+    pub fn write(&mut self, link: &dyn Link, pieces: &[&[u8]], fault: &mut Option<Fault>) -> Result<usize, LinkDown> {
         if self.written.is_none() {
             self.begin(link.step_bytes(), pieces, fault);
         }

@@ -131,7 +131,8 @@ impl Case {
     /// The same in two halves: two sums and a gather are under way at once, and taken in another order.
     pub fn check_posted(&self, end: &Endpoint, group: &Group) {
         let me = group.member(end.rank()).expect("a member");
-        let mine = || self.plan.subtrees(me).into_iter().map(|node| (node.clone(), self.node(node))).collect::<Vec<_>>();
+        let mine =
+            || self.plan.subtrees(me).into_iter().map(|node| (node.clone(), self.node(node))).collect::<Vec<_>>();
         let total = self.node(0..self.plan.leaves);
         let two = group.clone().on_hosts(self.hosts.clone());
         for group in [group, &two] {

@@ -103,13 +103,7 @@ impl Executor<'_> {
     }
 
     /// A sum over the data cells is taken: the next of those that add up, or the gradients of the step.
-    fn summed(
-        &mut self,
-        instr: &Instr,
-        exchange: Exchange,
-        bucket: Bucket,
-        sum: Vec<f32>,
-    ) -> Result<(), TrainError> {
+    fn summed(&mut self, instr: &Instr, exchange: Exchange, bucket: Bucket, sum: Vec<f32>) -> Result<(), TrainError> {
         let (ctx, grid, class) = (self.ctx, &self.run.grid, bucket.class());
         let add = |left: &mut [f32], right: &[f32]| kernels::add_assign(ctx, left, right);
         let (state, at) = bucket_of(&mut self.chunks, instr, bucket)?;

@@ -43,12 +43,7 @@ impl Executor<'_> {
         }
     }
 
-    fn post_grads(
-        &mut self,
-        instr: &Instr,
-        exchange: Exchange,
-        bucket: Bucket,
-    ) -> Result<Option<Posted>, TrainError> {
+    fn post_grads(&mut self, instr: &Instr, exchange: Exchange, bucket: Bucket) -> Result<Option<Posted>, TrainError> {
         let (state, at) = bucket_of(&mut self.chunks, instr, bucket)?;
         let group = self.comm.posts(Axis::holders(bucket.class()), instr.chunk, at);
         if group.len() == 1 {
