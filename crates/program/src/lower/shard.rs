@@ -150,7 +150,8 @@ impl List<'_> {
     }
 
     fn post_parameters(&mut self, bucket: Bucket) {
-        if self.gathers(bucket) {
+        // Over hosts a gather has two rounds, which need all members.
+        if self.gathers(bucket) && self.with.layout.ranks_per_host.is_none() {
             self.post(Exchange::AllGather, Value::Params(bucket), Axis::shard(bucket.class()));
         }
     }
