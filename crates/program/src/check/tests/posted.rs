@@ -118,7 +118,7 @@ fn a_buffer_used_again_before_it_is_taken() {
 fn posted_before_the_gradient_is_complete() {
     for mut case in cases() {
         moved(&mut case, &posts(Value::Grads(LAYER)), &closes, 0);
-        says(&case, "the gradients of Layer(1) are not complete: cell 0 is not closed");
+        says(&case, "the gradients of Layer(1) are not complete: cell 0 of the chunk is not closed");
     }
 }
 
