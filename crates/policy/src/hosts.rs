@@ -33,6 +33,8 @@ pub(crate) struct Known {
 pub(crate) struct Host {
     pub slots: usize,
     pub away: bool,
+    /// Since when, if it is.
+    pub away_since: u64,
     pub evicted: bool,
     failures: VecDeque<u64>,
     // Places of processes that died are empty until then.

@@ -7,7 +7,7 @@ use spec::Run;
 use super::{ALL_ALIKE_MAX, Left, Next, Phase, Policy};
 use crate::action::{Action, Origin, World};
 use crate::held::{Agreement, agree};
-use crate::hosts::Doing;
+use crate::hosts::{Doing, Host};
 use crate::input::{Cause, Held, Piece, Process};
 use crate::shrink::nearest;
 use crate::spread::{block, neighbours};
@@ -15,6 +15,9 @@ use crate::{BUDGET_SPENT, DIVERGED};
 
 /// A step is replayed so often with the same processes before one is restarted.
 const REPLAYS_MAX: usize = 2;
+
+/// When all hosts are away they are waited for so long; agents let their ranks live as long (`--idle-limit-s`).
+const AWAY_MS: u64 = 600_000;
 
 impl Policy {
     /// What follows without a further input.
@@ -217,10 +220,12 @@ impl Policy {
             return;
         }
         if available.is_empty() {
-            let hopeless =
-                self.hosts.next_place(now).is_none() && self.hosts.hosts.values().all(|h| h.away || h.evicted);
+            // One that is away may come back: its power, its link, its agent.
+            let lost = |h: &Host| h.evicted || h.away && now > h.away_since + AWAY_MS;
+            let hopeless = self.hosts.next_place(now).is_none() && self.hosts.hosts.values().all(lost);
             if hopeless && self.world.is_some() {
-                self.stop(BUDGET_SPENT, "no host is left to go on with");
+                let seconds = AWAY_MS / 1000;
+                self.stop(BUDGET_SPENT, format!("no host is left to go on with, and none came back in {seconds} s"));
             }
             return;
         }

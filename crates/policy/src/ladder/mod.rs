@@ -452,7 +452,7 @@ impl Policy {
 
     fn host_lost(&mut self, now: u64, name: &str, reason: &str) {
         if let Some(host) = self.hosts.hosts.get_mut(name) {
-            host.away = true;
+            (host.away, host.away_since) = (true, now);
         }
         let there = |p: &crate::hosts::Known| p.host == name && p.doing != Doing::Gone;
         let lost: Vec<_> = self.hosts.processes.iter().filter(|(_, p)| there(p)).map(|(id, _)| *id).collect();

@@ -84,6 +84,29 @@ fn a_lost_host_is_one_trouble_its_ranks_go_elsewhere_or_fewer_go_on_until_it_is_
 }
 
 #[test]
+fn when_all_hosts_are_away_the_run_waits_for_them_but_not_for_ever() {
+    let gone = || {
+        let mut desk = on_three_hosts(&["layout.dp=3", "layout.transport=tcp"], 1);
+        for host in ["a", "b", "c"] {
+            let out = desk.on(Input::HostLost { host: host.into(), reason: "power".into() });
+            assert!(!out.iter().any(|a| matches!(a, Action::Stop { .. })), "{out:?}");
+        }
+        assert_eq!(desk.on(Input::Tick), []);
+        desk
+    };
+    let mut desk = gone();
+    let new = spawns(&desk.on(Input::HostJoined { host: "b".into(), slots: 1 }));
+    let world = formed(&desk.on(Input::Ready { process: new[0] }));
+    assert_eq!((world.processes, world.origin), (new, Origin::Fresh));
+    let mut desk = gone();
+    desk.now += 599_000;
+    assert_eq!(desk.on(Input::Tick), []);
+    desk.now += 2_000;
+    assert_eq!(desk.on(Input::Tick), [Action::Stop { code: BUDGET_SPENT }]);
+    assert!(desk.seen.last().unwrap().reason.contains("none came back in 600 s"));
+}
+
+#[test]
 fn a_host_that_fails_again_and_again_gets_no_ranks() {
     let mut desk = on_three_hosts(&["layout.dp=3", "layout.transport=tcp", "guard.evict_after=2"], 1);
     for time in 1..=2 {
