@@ -59,7 +59,13 @@ pub fn controller(args: &ControllerArgs) -> Result<u8, TrainError> {
     }
     let token = token(args.token_file.as_deref())?;
     let hosts = Hosts { listen: args.listen, token, count: args.hosts, standby: args.standby };
-    train_cmd::go(&args.train, Some(hosts))
+    match train_cmd::go(&args.train, Some(hosts)) {
+        Err(TrainError::Over(text)) => {
+            show::line(&text);
+            Ok(0)
+        }
+        ended => ended,
+    }
 }
 
 pub fn agent(args: &AgentArgs) -> Result<u8, TrainError> {

@@ -205,7 +205,7 @@ impl<'a> Controller<'a> {
         }
     }
 
-    /// What was changed of what the run is since this was asked last; with its run file.
+    /// What was changed of what the run is since this was asked last, with its run file; of one that was rebuilt, by its journal.
     pub fn interventions(&mut self) -> Vec<(Intervention, String)> {
         std::mem::take(&mut self.interventions)
     }

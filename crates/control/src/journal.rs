@@ -68,7 +68,7 @@ pub enum Entry {
         /// Which.
         fault: Fault,
     },
-    /// A fault struck: it will not again.
+    /// A fault struck: it will not again, if it is not of the kind that does.
     Fired {
         /// Which.
         fault: Fault,

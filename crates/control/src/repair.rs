@@ -44,13 +44,6 @@ impl Repairs {
         self.struck.push(Struck { fault, at, detected: seen.is_some(), repaired: false });
     }
 
-    /// One that strikes again and again is about to: it counts once.
-    pub fn fired_again(&mut self, fault: Fault, at: f64) {
-        if !self.has_struck(&fault) {
-            self.fired(fault, at);
-        }
-    }
-
     /// Whether it has.
     pub fn has_struck(&self, fault: &Fault) -> bool {
         self.struck.iter().any(|s| s.fault == *fault)

@@ -106,6 +106,9 @@ pub enum TrainError {
     /// Another controller acts for the run; this one has nothing to say about it any more.
     #[error("this controller stops, and leaves the ranks at work: {0}")]
     Deposed(String),
+    /// The run came to its end under the controller that this one stood by for.
+    #[error("{0}")]
+    Over(String),
     /// The executor met a program that it cannot run: a bug, for the checker should have refused it.
     #[error("internal: {0}")]
     Internal(String),

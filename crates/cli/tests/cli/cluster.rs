@@ -54,7 +54,11 @@ impl Cluster {
 
     /// A controller that listens, on the first host.
     pub fn controller(&mut self) -> Running {
-        let args = self.controller_args(&self.at, &[]);
+        self.controller_with(&[])
+    }
+
+    pub fn controller_with(&mut self, more: &[&str]) -> Running {
+        let args = self.controller_args(&self.at, more);
         let mut controller = self.on(0, &args.iter().map(String::as_str).collect::<Vec<_>>());
         let line = controller.wait_for(|line| line.contains("agents call "));
         self.at = line.rsplit(' ').next().unwrap().to_owned();

@@ -40,6 +40,57 @@ fn a_controller_that_is_killed_goes_on_where_it_was_and_no_rank_notices() {
 }
 
 #[test]
+fn what_a_controller_decided_and_did_not_live_to_write_down_the_next_one_does() {
+    let sets = ["layout.dp=2", "train.steps=60", "checkpoint.every=5", "guard.skip_batches=1"];
+    let mut cluster = Cluster::new(None, 1, &sets);
+    let mut first = cluster.controller_with(&["--inject", "poison:1@8"]);
+    let agent = cluster.agent(1, 2, &[]);
+    first.wait_for(|line| line.starts_with("intervention from step 6"));
+    first.wait_for_step(12);
+    first.signal(Signal::KILL);
+    drop(first.end());
+    let path = cluster.lab.path("run/interventions.jsonl");
+    let line = std::fs::read_to_string(&path).unwrap();
+    assert_eq!(line.lines().count(), 1, "{line}");
+    std::fs::write(&path, "").unwrap();
+    let second = cluster.controller_with(&["--inject", "poison:1@8"]);
+    second.end().expect(0);
+    agent.end().expect(0);
+    assert_eq!(std::fs::read_to_string(&path).unwrap(), line);
+}
+
+#[test]
+fn who_stood_by_for_a_run_that_ends_has_nothing_to_do() {
+    let mut cluster = Cluster::new(None, 1, &["layout.dp=2"]);
+    let first = cluster.controller();
+    let args = cluster.controller_args("127.0.0.1:0", &["--standby"]);
+    let mut second = cluster.lab.start(&args.iter().map(String::as_str).collect::<Vec<_>>());
+    second.wait_for(|line| line.contains("takes over when it is dead"));
+    let agent = cluster.agent(1, 2, &[]);
+    assert_eq!(first.end().expect(0).digest(), DIGEST);
+    agent.end().expect(0);
+    let out = second.end().expect(0);
+    assert!(out.stdout.contains("has ended, there is nothing to take over"), "{out}");
+}
+
+#[test]
+fn the_only_host_dies_and_the_run_goes_on_when_it_is_back() {
+    let mut cluster = Cluster::new(None, 1, &["layout.dp=2", "checkpoint.every=6"]);
+    let mut controller = cluster.controller();
+    let agent = cluster.agent(1, 2, &[]);
+    controller.wait_for_step(8);
+    agent.signal(Signal::KILL);
+    drop(agent);
+    controller.wait_for(|line| line.contains("host h1 is gone"));
+    std::thread::sleep(Duration::from_millis(300));
+    let agent = cluster.agent(1, 2, &[]);
+    controller.wait_for(|line| line.starts_with("world 2 of 2 ranks"));
+    let out = controller.end().expect(0);
+    assert_eq!(out.digest(), DIGEST, "{out}");
+    agent.end().expect(0);
+}
+
+#[test]
 fn who_does_not_belong_here_is_turned_away_and_the_run_goes_on() {
     let mut cluster = Cluster::new(None, 2, &["layout.dp=2", "train.steps=24"]);
     let mut controller = cluster.controller();

@@ -69,9 +69,7 @@ impl Controller<'_> {
                 self.members().iter().for_each(|p| agents.say(*p, &ToRank::Dump));
             }
             Action::Intervene { step, detail, run_toml } => {
-                let intervention =
-                    Intervention { step, action: "skip".into(), detail, by: "guard.skip_batches".into() };
-                self.interventions.push((intervention, run_toml));
+                self.interventions.push((skip(step, detail), run_toml));
             }
             Action::Evict { host } => tell(format!("place nothing on host {host} any more"), observe),
             Action::AskStop => self.members().iter().for_each(|p| agents.say(*p, &ToRank::Stop)),
@@ -160,4 +158,9 @@ impl Controller<'_> {
         };
         Ok(members.iter().zip(fabric).filter_map(place).collect())
     }
+}
+
+/// Batches are left out from `step` on.
+pub(super) fn skip(step: u64, detail: String) -> Intervention {
+    Intervention { step, action: "skip".into(), detail, by: "guard.skip_batches".into() }
 }

@@ -154,7 +154,10 @@ impl Controller<'_> {
                     struck.or_else(|| self.faults.iter().position(|f| (f.rank as usize, f.step) == (rank, step)));
                 let again = |at: usize| self.faults[at].kind == FaultKind::Poison;
                 if let Some(fault) = struck.filter(|at| again(*at)).map(|at| self.faults[at]) {
-                    self.repairs.fired_again(fault, at);
+                    if !self.repairs.has_struck(&fault) {
+                        self.repairs.fired(fault, at);
+                        self.journal.write(&Entry::Fired { fault, at: self.now() });
+                    }
                 } else if let Some(fault) = struck.map(|at| self.faults.remove(at)) {
                     self.repairs.fired(fault, at);
                     self.journal.write(&Entry::Fired { fault, at: self.now() });

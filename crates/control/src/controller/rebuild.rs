@@ -3,8 +3,10 @@
 use events::Event;
 use policy::{Action, Decision, Input, Process};
 
+use super::act::skip;
 use super::{Config, Controller, End, Trade};
 use crate::agent::Agents;
+use crate::fault::FaultKind;
 use crate::journal::{Entry, Journal};
 use crate::repair::Repairs;
 use crate::wire::ToRank;
@@ -47,6 +49,9 @@ impl<'a> Controller<'a> {
                                 controller.hosts.insert(process, host);
                             }
                             Action::Form(_) => controller.addresses.clear(),
+                            Action::Intervene { step, detail, run_toml } => {
+                                controller.interventions.push((skip(step, detail), run_toml));
+                            }
                             Action::Tell(trouble) if !told => {
                                 let _ = controller.repairs.trouble(&trouble, at as f64 / 1000.0, None);
                             }
@@ -60,7 +65,7 @@ impl<'a> Controller<'a> {
                 }
                 Entry::Listening { process, address, .. } => drop(controller.addresses.insert(process, address)),
                 Entry::Fired { fault, at } => {
-                    controller.faults.retain(|f| *f != fault);
+                    controller.faults.retain(|f| *f != fault || f.kind == FaultKind::Poison);
                     if !told {
                         controller.repairs.fired(fault, at as f64 / 1000.0);
                     }

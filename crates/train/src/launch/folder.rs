@@ -6,6 +6,7 @@ use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 use std::time::Instant;
 
+use control::journal::{Entry, Journal};
 use events::Event;
 use kernels::NUMERICS_VERSION;
 use spec::Run;
@@ -22,6 +23,8 @@ pub struct RunFolder {
 
 /// Name of the file that keeps others out.
 const LOCK: &str = "run.lock";
+/// Name of the file of what changed bits.
+const INTERVENTIONS: &str = "interventions.jsonl";
 
 /// While it lives no other run may use the folder.
 pub struct Lock(#[expect(dead_code, reason = "held for its lock")] File);
@@ -143,10 +146,16 @@ impl RunFolder {
     /// # Errors
     /// Where the system refuses.
     pub fn intervene(&self, intervention: &events::Intervention) -> Result<(), TrainError> {
-        const NAME: &str = "interventions.jsonl";
         let line = serde_json::to_string(intervention).map_err(|e| TrainError::Internal(e.to_string()))? + "\n";
-        let file = File::options().create(true).append(true).open(self.path.join(NAME));
-        file.and_then(|mut file| file.write_all(line.as_bytes())).map_err(self.io("cannot write", NAME))
+        let file = File::options().create(true).append(true).open(self.path.join(INTERVENTIONS));
+        file.and_then(|mut file| file.write_all(line.as_bytes())).map_err(self.io("cannot write", INTERVENTIONS))
+    }
+
+    /// Whether it was written down.
+    pub fn intervened(&self, intervention: &events::Intervention) -> bool {
+        let text = fs::read_to_string(self.path.join(INTERVENTIONS)).unwrap_or_default();
+        text.lines()
+            .any(|line| serde_json::from_str(line).is_ok_and(|told: events::Intervention| told == *intervention))
     }
 
     /// Writes the resolved run file.
@@ -168,6 +177,15 @@ impl RunFolder {
     /// Where its controller's journal is.
     pub fn journal(&self) -> PathBuf {
         self.path.join("journal.jsonl")
+    }
+
+    /// What its controllers wrote down.
+    ///
+    /// # Errors
+    /// Where the system refuses.
+    pub fn read_journal(&self) -> Result<Vec<Entry>, TrainError> {
+        let path = self.journal();
+        Journal::read(&path).map_err(|source| TrainError::Io { what: "cannot read", path, source })
     }
 
     /// Where the lease of its controller is.
@@ -268,7 +286,7 @@ impl RunFolder {
         checkpoint::sweep(&self.checkpoints());
         let notes = self.set_aside(damaged)?;
         self.write_run(run)?;
-        for name in ["interventions.jsonl", "events.jsonl"] {
+        for name in [INTERVENTIONS, "events.jsonl"] {
             File::options()
                 .create(true)
                 .append(true)

@@ -196,7 +196,10 @@ pub(super) fn supervise(guided: Guided, observe: &mut dyn FnMut(&Event)) -> Resu
         if let Some(binary) = handed.take_if(|_| controller.replacing() == 0) {
             observe(&Event::Notice { text: format!("all rank processes are of {} now", binary.display()) });
         }
-        for (intervention, run_toml) in controller.interventions() {
+        let decided = controller.interventions();
+        // What the controller before decided it may not have lived to write down.
+        for (intervention, run_toml) in decided.into_iter().filter(|(i, _)| earlier.is_none() || !folder.intervened(i))
+        {
             folder.intervene(&intervention)?;
             observe(&Event::Intervention(intervention));
             wanted = Run::parse(&run_toml, "the run", &[], machine_cores)?;
@@ -214,6 +217,8 @@ pub(super) fn supervise(guided: Guided, observe: &mut dyn FnMut(&Event)) -> Resu
                 ),
             });
             controller = Controller::rebuild(&config, &trade, Some(controller.into_repairs())).map_err(io)?;
+            // All of them are written down.
+            drop(controller.interventions());
         }
     };
     agents.end(end.code, &end.reason);

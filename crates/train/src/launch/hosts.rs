@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
-use control::journal::{Entry, Journal};
+use control::journal::Entry;
 use control::lease::{Holding, Lease};
 use control::remote::handshake::{Key, TOKEN_MIN};
 use control::remote::server::{Door, Remote};
@@ -162,6 +162,13 @@ pub(super) fn seize(
     };
     let lease = Holding::take(&folder.lease(), &holder(hosts.listen), &mut go_on);
     match (lease, refused) {
+        (Ok(lease), _) if told && is_over(&folder.read_journal()?) => {
+            lease.give_back();
+            Err(TrainError::Over(format!(
+                "the run in {} has ended, there is nothing to take over",
+                folder.path().display()
+            )))
+        }
         (Ok(lease), _) => Ok(Some((lock, lease))),
         (Err(_), Some(refused)) => Err(refused),
         (Err(source), None) => Err(no_lease(folder, source)),
@@ -186,16 +193,13 @@ fn no_lease(folder: &RunFolder, source: std::io::Error) -> TrainError {
 /// # Errors
 /// A journal that cannot be read; a run that is not the one at work.
 pub(super) fn earlier(folder: &RunFolder, asked: &Run, cores: usize) -> Result<Option<Earlier>, TrainError> {
-    let path = folder.journal();
-    if !path.is_file() {
+    if !folder.journal().is_file() {
         return Ok(None);
     }
-    let io = |source| TrainError::Io { what: "cannot read", path: path.clone(), source };
-    let entries = Journal::read(&path).map_err(io)?;
+    let entries = folder.read_journal()?;
     let Some(Entry::Begin { run_toml, from, unix_ms, hosts, .. }) = entries.first().cloned() else { return Ok(None) };
-    let over = |entry: &Entry| matches!(entry, Entry::Decision { decision, .. } if matches!(decision.action, Action::Stop { .. }));
     // Ranks that are children of their controller died with it.
-    if hosts == 0 || entries.iter().any(over) {
+    if hosts == 0 || is_over(&entries) {
         return Ok(None);
     }
     let run = Run::parse(&run_toml, "the run at work", &[], cores)?;
@@ -212,6 +216,12 @@ pub(super) fn earlier(folder: &RunFolder, asked: &Run, cores: usize) -> Result<O
     let began = Instant::now().checked_sub(Duration::from_millis(since)).unwrap_or_else(Instant::now);
     let events = folder.events_of_last_start();
     Ok(Some(Earlier { began, run, from, events }))
+}
+
+/// The run of this journal has ended.
+fn is_over(entries: &[Entry]) -> bool {
+    let stop = |entry: &Entry| matches!(entry, Entry::Decision { decision, .. } if matches!(decision.action, Action::Stop { .. }));
+    entries.iter().any(stop)
 }
 
 /// Without where values come from.
