@@ -49,11 +49,7 @@ impl Executor<'_> {
         if group.len() == 1 {
             return Ok(None);
         }
-        let mut nodes = state.take_closed(at, bucket.leaves(&self.run.grid));
-        if let Some((_, first)) = nodes.first_mut() {
-            self.faults.spoil(first);
-        }
-        nodes.iter().for_each(|(_, data)| self.recheck.see(data));
+        let nodes = state.take_closed(at, bucket.leaves(&self.run.grid));
         let plan = sum_plan(self.run, &state.buckets[at].plan);
         let all = exchange == Exchange::AllReduce;
         Ok(Some(self.comm.endpoint.post_sum(&group, &plan, nodes, all)?))
