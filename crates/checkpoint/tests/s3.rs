@@ -26,7 +26,6 @@ fn saved(root: &Path, step: u64) -> Checkpoint {
 }
 
 #[test]
-#[ignore = "never run yet"]
 fn a_checkpoint_goes_there_and_back_and_room_is_made() {
     let (server, root, other) = (Server::start(), tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
     let store = store(&server);
@@ -52,7 +51,6 @@ fn a_checkpoint_goes_there_and_back_and_room_is_made() {
 }
 
 #[test]
-#[ignore = "never run yet"]
 fn large_files_go_in_parts_and_come_in_ranges() {
     let (server, folder) = (Server::start(), tempfile::tempdir().unwrap());
     let s3 = s3(&server);
@@ -75,7 +73,6 @@ fn large_files_go_in_parts_and_come_in_ranges() {
 }
 
 #[test]
-#[ignore = "never run yet"]
 fn errors_of_the_server_are_tried_again() {
     let (server, root) = (Server::start(), tempfile::tempdir().unwrap());
     let from = saved(root.path(), 4);
@@ -88,7 +85,6 @@ fn errors_of_the_server_are_tried_again() {
 }
 
 #[test]
-#[ignore = "never run yet"]
 fn what_was_torn_is_never_a_checkpoint() {
     let (server, root, other) = (Server::start(), tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
     let (from, store) = (saved(root.path(), 5), store(&server));
@@ -109,7 +105,6 @@ fn what_was_torn_is_never_a_checkpoint() {
 }
 
 #[test]
-#[ignore = "never run yet"]
 fn a_store_that_refuses_is_an_error_that_says_so() {
     let server = Server::start();
     let keyless = server.settings().into_iter().filter(|(name, _)| !name.contains("KEY"));

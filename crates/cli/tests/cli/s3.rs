@@ -24,7 +24,6 @@ mod fake_s3;
 /// A run whose disk is lost goes on from the bucket to the same digest.
 #[cfg(feature = "s3")]
 #[test]
-#[ignore = "never run yet"]
 fn a_run_goes_on_from_a_bucket() {
     let (lab, server) = (Lab::new(), fake_s3::Server::start());
     let settings = server.settings();
