@@ -259,7 +259,7 @@ impl Mail {
     /// Moves what was posted as far as it goes without waiting.
     pub fn progress(&mut self, task: &Task) -> Result<(), FabricError> {
         self.push(task, None)?;
-        if self.outbox.placed > 0 && self.drain(task, None)? {
+        if self.outbox.placed > 0 && self.drain_posted(task)? {
             self.push(task, None)?;
         }
         Ok(())

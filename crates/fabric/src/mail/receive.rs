@@ -157,7 +157,7 @@ impl Mail {
             }
             self.abort.check()?;
             let ticket = self.link.ticket();
-            moved = self.pump(task, peer, want.as_deref_mut())?;
+            moved = self.pump(task, peer, want.as_deref_mut(), false)?;
             if want.as_ref().is_some_and(|w| w.done) {
                 self.over(task, &mut idle);
                 return Ok(None);
@@ -186,19 +186,36 @@ impl Mail {
         self.inbound[peer as usize].down.clone()
     }
 
-    /// Takes in what is there from everyone but `except`. True if anything came.
-    pub(super) fn drain(&mut self, task: &Task, except: Option<RankId>) -> Result<bool, FabricError> {
+    /// Takes in what is there for posts. What nobody asked for yet stays in the transport: its sender has room for it.
+    pub(super) fn drain_posted(&mut self, task: &Task) -> Result<bool, FabricError> {
         let mut moved = false;
         for peer in 0..self.inbound.len() as RankId {
-            if peer != self.rank && Some(peer) != except && self.inbound[peer as usize].down.is_none() {
-                moved |= self.pump(task, peer, None)?;
+            if peer != self.rank && self.inbound[peer as usize].down.is_none() {
+                moved |= self.pump(task, peer, None, true)?;
             }
         }
         Ok(moved)
     }
 
-    /// Takes in what is there from `peer`. True if anything came.
-    fn pump(&mut self, task: &Task, peer: RankId, mut want: Option<&mut Want>) -> Result<bool, FabricError> {
+    /// Takes in what is there from everyone but `except`. True if anything came.
+    pub(super) fn drain(&mut self, task: &Task, except: Option<RankId>) -> Result<bool, FabricError> {
+        let mut moved = false;
+        for peer in 0..self.inbound.len() as RankId {
+            if peer != self.rank && Some(peer) != except && self.inbound[peer as usize].down.is_none() {
+                moved |= self.pump(task, peer, None, false)?;
+            }
+        }
+        Ok(moved)
+    }
+
+    /// Takes in what is there from `peer`, up to the first message that no post awaits if `posted`. True if anything came.
+    fn pump(
+        &mut self,
+        task: &Task,
+        peer: RankId,
+        mut want: Option<&mut Want>,
+        posted: bool,
+    ) -> Result<bool, FabricError> {
         let mut moved = false;
         loop {
             let at = &mut self.inbound[peer as usize];
@@ -207,6 +224,9 @@ impl Mail {
             }
             if at.now.is_none() {
                 if !fill(&*self.link, peer, at, HEADER_BYTES, &mut moved) {
+                    return Ok(moved);
+                }
+                if posted && !self.is_for_a_post(peer) {
                     return Ok(moved);
                 }
                 self.open(task, peer, want.as_deref_mut())?;
@@ -259,6 +279,15 @@ impl Mail {
                 }
             }
         }
+    }
+
+    /// Whether a post awaits the message whose header is there; what is no header is for [`Mail::open`] to refuse.
+    fn is_for_a_post(&self, peer: RankId) -> bool {
+        let edge = &self.inbound[peer as usize].edge;
+        let header = edge.raw[..edge.len].try_into().map(Header::decode);
+        let Ok(Ok(header)) = header else { return true };
+        let stream = (peer, header.group, header.lane);
+        self.waiting.get(&stream).is_none_or(VecDeque::is_empty) && self.outbox.awaited(stream).is_some()
     }
 
     /// Reads and checks a full header, and decides where its payload goes.

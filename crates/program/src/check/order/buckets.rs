@@ -168,7 +168,8 @@ impl Order<'_> {
                 self.chunks[local].buckets[index].posted = true;
                 if closed < (sums + 1) * self.cells.len() {
                     let (open, _) = self.leaf(closed);
-                    let law = format!("the gradients of {bucket:?} are not complete: cell {open} of the chunk is not closed");
+                    let law =
+                        format!("the gradients of {bucket:?} are not complete: cell {open} of the chunk is not closed");
                     self.out_of_order(at, law);
                 }
             }
