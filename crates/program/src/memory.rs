@@ -268,10 +268,10 @@ impl<'a> Grads<'a> {
                 self.plan.find(bucket).into_iter().for_each(|at| self.spare.take(self.len(at)));
                 self.posted.insert(bucket);
             }
-            (Op::Collective { value: Value::Params(bucket), .. }, _) if self.layout.zero == 3 => {
-                if !self.posted.remove(&bucket) {
-                    self.plan.find(bucket).into_iter().for_each(|at| self.spare.take(self.len(at)));
-                }
+            (Op::Collective { value: Value::Params(bucket), .. }, _)
+                if self.layout.zero == 3 && !self.posted.remove(&bucket) =>
+            {
+                self.plan.find(bucket).into_iter().for_each(|at| self.spare.take(self.len(at)));
             }
             (Op::Release(bucket), _) => {
                 self.plan.find(bucket).into_iter().for_each(|at| self.spare.give(self.len(at)));

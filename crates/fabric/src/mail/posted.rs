@@ -23,7 +23,7 @@ use std::time::Instant;
 pub(crate) struct Letter {
     pub member: usize,
     pub lane: u8,
-    pub at: Vec<(usize, Range<usize>)>,
+    pub at: Vec<Piece>,
 }
 
 /// What leaves and what comes, in order for each member and lane.
@@ -50,9 +50,12 @@ struct Slot {
     came: Instant,
 }
 
+/// Numbers of a post: of which of its buffers, and where in it.
+type Piece = (usize, Range<usize>);
+
 /// A stage with its headers.
 struct Ready {
-    out: Vec<(Header, Vec<(usize, Range<usize>)>)>,
+    out: Vec<(Header, Vec<Piece>)>,
     awaits: Vec<(Stream, Place)>,
 }
 
@@ -68,7 +71,7 @@ struct Place {
 struct Parcel {
     slot: u64,
     header: Header,
-    at: Vec<(usize, Range<usize>)>,
+    at: Vec<Piece>,
     frame: Option<Frame>,
 }
 
