@@ -209,7 +209,6 @@ impl Saver {
     /// The fabric's.
     pub fn begin(&mut self, executor: &mut Executor, step: u64, best: &Best) -> Result<(), TrainError> {
         let began = Instant::now();
-        let disk_full = std::mem::take(&mut executor.faults.disk_full);
         self.look(Duration::ZERO);
         let why = self.adapt(executor.run);
         let busy = self.under_way.as_ref().map_or(0, |writing| writing.step);
@@ -226,6 +225,8 @@ impl Saver {
             self.news.push(Event::Notice { text });
             return Ok(());
         }
+        // One that is skipped finds no disk full.
+        let disk_full = std::mem::take(&mut executor.faults.disk_full);
         let (loan, snapshot) = (executor.lend(), std::mem::take(&mut self.spare));
         let copied = loan.copied();
         let executor = &*executor;
