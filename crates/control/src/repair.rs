@@ -173,11 +173,10 @@ impl Repairs {
         }
     }
 
-    /// A checkpoint could not be written.
-    pub fn checkpoint_failed(&mut self) {
-        if let Some(struck) = self.struck.iter_mut().find(|s| !s.detected && s.fault.kind == FaultKind::DiskFull) {
-            struck.detected = true;
-        }
+    /// The checkpoint of `step` could not be written: it names one reason, but every disk that was full by then is in it.
+    pub fn checkpoint_failed(&mut self, step: u64) {
+        let full = |s: &&mut Struck| s.fault.kind == FaultKind::DiskFull && s.fault.step <= step;
+        self.struck.iter_mut().filter(full).for_each(|s| s.detected = true);
     }
 
     /// A checkpoint was written: what was the matter with the disk is over.
@@ -240,5 +239,18 @@ mod tests {
         assert_eq!(account(fault(3, 12)), Ok(()));
         assert!(account(fault(2, 12)).is_err(), "another rank's");
         assert!(account(fault(3, 14)).is_err(), "another step's");
+    }
+
+    #[test]
+    fn a_checkpoint_that_fails_shows_every_full_disk_that_it_met() {
+        let mut repairs = Repairs::default();
+        let full = |rank, step| Fault { rank, step, kind: FaultKind::DiskFull };
+        [full(2, 9), full(0, 10), full(1, 12)].iter().for_each(|fault| repairs.fired(*fault, 0.1));
+        repairs.checkpoint_failed(10);
+        repairs.checkpoint_written();
+        assert!(repairs.account().unwrap_err().contains("rank 1 in step 12"), "it met a later one");
+        repairs.checkpoint_failed(15);
+        repairs.checkpoint_written();
+        assert_eq!(repairs.account(), Ok(()));
     }
 }

@@ -137,8 +137,8 @@ impl Controller<'_> {
                 self.repairs.checkpoint_written();
                 Input::Checkpoint { step, path: path.into() }
             }
-            Event::CheckpointFailed { .. } => {
-                self.repairs.checkpoint_failed();
+            Event::CheckpointFailed { step, .. } => {
+                self.repairs.checkpoint_failed(step);
                 Input::Working
             }
             Event::Replayed { step, .. } => {
