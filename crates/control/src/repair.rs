@@ -111,6 +111,9 @@ impl Repairs {
         self.early.clear();
         // The disk that the next checkpoint would have found full was that of the world that ended.
         self.struck.retain(|s| s.detected || s.fault.kind != FaultKind::DiskFull);
+        // What a step of the world that ended was spoilt with went with it, before anybody could see it.
+        let undone = |s: &&mut Struck| s.fault.kind.spoils_gradients() && s.fault.step >= resumed_at;
+        self.struck.iter_mut().filter(undone).for_each(|s| s.detected = true);
         for anatomy in &mut self.open {
             // One that failed while it was formed is formed again: what took long shows in the first attempt's phases.
             anatomy.placed = Some(at);
@@ -252,5 +255,18 @@ mod tests {
         repairs.checkpoint_failed(15);
         repairs.checkpoint_written();
         assert_eq!(repairs.account(), Ok(()));
+    }
+
+    #[test]
+    fn what_spoils_a_step_that_its_world_does_not_end_is_undone() {
+        let account = |resumed_at| {
+            let mut repairs = Repairs::default();
+            repairs.fired(Fault { rank: 1, step: 8, kind: FaultKind::Nan }, 0.1);
+            repairs.placed("all", resumed_at, 0.2);
+            repairs.step(9, 0.3);
+            repairs.account()
+        };
+        assert_eq!(account(8), Ok(()));
+        assert!(account(9).is_err(), "the step was committed with it");
     }
 }

@@ -135,7 +135,8 @@ fn the_profile_adds_up_and_the_trace_is_whole_under_every_axis() {
                 name.ends_with("grads (dp)") && !name.starts_with("post")
             });
             let grads = grads.unwrap_or_else(|| panic!("{profile:#}"));
-            assert!(numbers(&grads["hidden_s"]).iter().all(|hidden| *hidden > 0.0), "{grads}");
+            // Whoever posts last may find all of it there.
+            assert!(numbers(&grads["hidden_s"]).iter().any(|hidden| *hidden > 0.0), "{grads}");
         }
         let (slices, arrows) = trace(&fs::read_to_string(lab.path("out/trace/trace.json")).unwrap());
         assert_eq!(slices.len(), ranks);
