@@ -18,9 +18,8 @@ pub struct Agreement {
 
 /// Where processes go on by what they hold: one step more than the lowest if anybody knows that it was committed. `held[i]` is of
 /// process i, newest first; empty: it is gone, or not believed. `size(generation)` is how many ranks that world had; none: what
-/// is left of it is not wanted any more. `covers(generation, holds)`: have the ranks that `holds` names all of its state, but for
-/// what is corrupt?
-/// None if nobody has.
+/// is left of it is not wanted any more. `covers(generation, holds)`: have the ranks that `holds` names all of its state, what
+/// failed its hash left out? None if nobody has.
 pub fn agree(
     held: &[Vec<&Held>],
     size: impl Fn(u64) -> Option<usize>,
@@ -35,8 +34,6 @@ pub fn agree(
             step: held.step.filter(|_| there)?,
             prepared: held.prepared,
             decided: held.decided.as_ref().map(|d| (d.step, d.clone())),
-            // What failed its hash is left out of what it covers.
-            corrupt: false,
         })
     };
     let processes: Vec<Vec<_>> = held.iter().map(|held| held.iter().filter_map(holding).collect()).collect();

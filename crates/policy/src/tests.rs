@@ -1,6 +1,7 @@
 //! The ladder, rung by rung.
 
 mod hosts;
+mod state;
 
 use spec::Run;
 
@@ -185,36 +186,6 @@ fn a_bad_message_is_a_replay_but_not_for_ever() {
 }
 
 #[test]
-fn corrupt_state_comes_from_elsewhere_or_from_disk() {
-    let mut desk = Desk::running(&["layout.dp=2"], 6);
-    let bad = Held { corrupt: vec![piece()], ..at(6) };
-    desk.says(1, bad.clone(), Cause::Corrupt { ranks: vec![1] });
-    let world = formed(&desk.says(0, at(6), Cause::Corrupt { ranks: vec![1] }));
-    assert_eq!(world.processes, [Process(0), Process(1)]);
-    assert_eq!(peers(&world), (6, vec![Some(0), Some(1)]), "it is a source of the rest");
-    desk.load(6);
-    // Two, whose pieces are others.
-    let other = Held { corrupt: vec![Piece { tensor: 1, ..piece() }], ..at(6) };
-    desk.says(1, bad.clone(), Cause::Corrupt { ranks: vec![0, 1] });
-    let world = formed(&desk.says(0, other, Cause::Corrupt { ranks: vec![0, 1] }));
-    assert_eq!(peers(&world), (6, vec![Some(0), Some(1)]));
-    desk.load(6);
-    // One that was found corrupt and does not know where.
-    desk.says(1, at(6), Cause::Corrupt { ranks: vec![1] });
-    let world = formed(&desk.says(0, at(6), Cause::Corrupt { ranks: vec![1] }));
-    assert_eq!(peers(&world), (6, vec![Some(0), None]));
-    desk.load(6);
-    desk.on(Input::Step { step: 7 });
-    desk.on(Input::Checkpoint { step: 6, path: "c/step-6".into() });
-    let bad = Held { step: Some(7), ..bad };
-    desk.says(1, bad.clone(), Cause::Corrupt { ranks: vec![0, 1] });
-    let world = formed(&desk.says(0, bad, Cause::Corrupt { ranks: vec![0, 1] }));
-    assert_eq!(world.origin, Origin::Disk("c/step-6".into()));
-    let reason = &desk.seen.last().unwrap().reason;
-    assert!(reason.contains("nobody holds moment1 of norm"), "{reason}");
-}
-
-#[test]
 fn where_batches_may_be_left_out_the_run_goes_back_and_on_without_them() {
     let mut desk = Desk::running(&["layout.dp=2", "guard.skip_batches=2"], 6);
     desk.on(Input::Checkpoint { step: 4, path: "c/step-4".into() });
@@ -261,27 +232,6 @@ fn the_same_failure_at_the_same_step_is_not_tried_for_ever() {
         desk.on(Input::Step { step: step + 1 });
     }
     assert!(!desk.policy.ended());
-}
-
-#[test]
-fn state_that_changes_again_and_again_restarts_its_process_and_then_ends() {
-    let mut desk = Desk::running(&["layout.dp=2"], 6);
-    let mut killed = Vec::new();
-    for _ in 0..4 {
-        let second = desk.policy.world().unwrap().processes[1];
-        let bad = Held { corrupt: vec![piece()], ..at(6) };
-        desk.says(0, at(6), Cause::Corrupt { ranks: vec![1] });
-        let out = desk.says(second.0, bad, Cause::Corrupt { ranks: vec![1] });
-        killed.extend(out.iter().filter(|a| matches!(a, Action::Kill { .. })).cloned());
-        if let Some(new) = spawns(&out).first() {
-            desk.on(Input::Ready { process: *new });
-        }
-        if !desk.policy.ended() {
-            desk.load(6);
-        }
-    }
-    assert_eq!(killed, [Action::Kill { process: Process(1) }]);
-    assert!(desk.policy.ended());
 }
 
 #[test]
@@ -497,67 +447,6 @@ fn one_death_is_one_trouble_whoever_notices_first() {
     assert_eq!(desk.policy.recoveries(), 2);
 }
 
-/// Two faults in a row: the second while the world that answers the first one loads.
-#[test]
-fn what_a_loading_world_started_from_is_not_given_up() {
-    let mut desk = Desk::running(&["layout.dp=4"], 6);
-    desk.exits(1);
-    [0, 2, 3].iter().for_each(|p| drop(desk.says(*p, at(6), Cause::Aborted)));
-    let second = formed(&desk.on(Input::Ready { process: Process(4) }));
-    assert_eq!(second.processes, [0, 4, 2, 3].map(Process));
-    // 0 has loaded and not heard it of all; 3 has nothing new yet; 2 dies; what came to 4 is all it has.
-    desk.exits(2);
-    let before = |rank| Some(Box::new(Held { generation: 1, rank, settled: true, ..at(6) }));
-    let loaded = |rank, before| Held { generation: 2, rank, before, ..at(6) };
-    let say = |desk: &mut Desk, process, held| {
-        let process = Process(process);
-        desk.on(Input::Interrupted { process, generation: 2, held, cause: Cause::Aborted })
-    };
-    say(&mut desk, 0, loaded(0, before(0)));
-    say(&mut desk, 4, loaded(1, None));
-    say(&mut desk, 3, *before(3).unwrap());
-    let third = formed(&desk.on(Input::Ready { process: Process(5) }));
-    let Origin::Peers { generation, holders, step, .. } = &third.origin else { panic!("{:?}", third.origin) };
-    assert_eq!((*generation, *step, &holders[..]), (1, 6, &[Some(0), None, None, Some(3)][..]));
-    // All have theirs by the word of one: the first world counts no more.
-    say_all_loaded(&mut desk, &third);
-}
-
-/// One of world `third` has heard that all have their state, then a rank dies.
-fn say_all_loaded(desk: &mut Desk, third: &World) {
-    let gone = third.processes[1];
-    desk.on(Input::Exited { process: gone, how: "signal 9".into(), by_itself: false });
-    for (rank, process) in third.processes.iter().enumerate().filter(|(rank, _)| *rank != 1) {
-        let before = (rank != 0).then(|| Box::new(Held { generation: 1, settled: true, ..at(6) }));
-        let held = Held { generation: 3, rank: rank as u32, settled: rank == 0, before, ..at(6) };
-        desk.on(Input::Interrupted { process: *process, generation: 3, held, cause: Cause::Aborted });
-    }
-    let fourth = formed(&desk.on(Input::Ready { process: Process(6) }));
-    let Origin::Peers { generation, holders, .. } = &fourth.origin else { panic!("{:?}", fourth.origin) };
-    assert_eq!((*generation, &holders[..]), (3, &[Some(0), None, Some(2), Some(3)][..]));
-}
-
-#[test]
-fn what_was_held_before_a_checkpoint_was_read_is_not_believed() {
-    let mut desk = Desk::running(&["layout.dp=2"], 6);
-    desk.on(Input::Checkpoint { step: 6, path: "c/step-6".into() });
-    let disagree = || Cause::Disagree { reason: "0 and 1".into() };
-    desk.says(0, at(6), disagree());
-    let second = formed(&desk.says(1, at(6), disagree()));
-    assert_eq!(second.origin, Origin::Disk("c/step-6".into()));
-    desk.load(6);
-    // One never got so far as to give up what it had.
-    let old = Held { generation: 1, rank: 0, settled: true, ..at(6) };
-    let say = |desk: &mut Desk, process, held| {
-        let process = Process(process);
-        desk.on(Input::Interrupted { process, generation: 2, held, cause: Cause::Aborted })
-    };
-    say(&mut desk, 0, old);
-    let third = formed(&say(&mut desk, 1, Held { generation: 2, rank: 1, ..at(6) }));
-    let Origin::Peers { generation, holders, .. } = &third.origin else { panic!("{:?}", third.origin) };
-    assert_eq!((*generation, &holders[..]), (2, &[None, Some(1)][..]));
-}
-
 #[test]
 fn another_program_takes_over_one_by_one_and_nothing_counts_as_a_failure() {
     let mut desk = Desk::running(&["layout.dp=2", "guard.spares=1", "guard.restarts_max=0"], 6);
@@ -608,52 +497,6 @@ fn the_only_holder_stays_although_its_program_is_replaced_until_a_step_was_mirro
     assert_eq!(desk.on(Input::Tick), []);
     assert_eq!(desk.policy.world().unwrap().generation, 2);
     assert!(desk.on(Input::Step { step: 7 }).contains(&Action::Abort { generation: 2 }));
-}
-
-#[test]
-fn a_broken_device_is_replaced_and_its_host_counted() {
-    let mut desk = Desk::running(&["layout.dp=4", "guard.recompute_every=4"], 6);
-    let broken = |ranks: &[u32]| Cause::Broken { step: 7, ranks: ranks.to_vec() };
-    let out = desk.says(0, at(6), broken(&[2]));
-    assert!(out.contains(&Action::Kill { process: Process(2) }) && out.contains(&Action::Abort { generation: 1 }));
-    let told = out.iter().find_map(|a| if let Action::Tell(trouble) = a { Some(trouble) } else { None }).unwrap();
-    assert_eq!((told.kind.as_str(), told.rank, told.step), ("broken device", Some(2), 6));
-    assert!(told.detail.contains("steps 4 to 6 were not checked") && told.detail.contains("up to step 3"), "{told:?}");
-    for p in [1, 3] {
-        assert_eq!(desk.says(p, at(6), broken(&[2])), []);
-    }
-    let world = formed(&desk.on(Input::Ready { process: Process(4) }));
-    assert_eq!(peers(&world), (6, vec![Some(0), Some(1), None, Some(3)]));
-    // Among several hosts that of a broken device is left alone after some more.
-    let mut desk = Desk::new(&["layout.dp=2", "guard.evict_after=1"]);
-    let mut all = spawns(&desk.on(Input::HostJoined { host: "a".into(), slots: 1 }));
-    all.extend(spawns(&desk.on(Input::HostJoined { host: "b".into(), slots: 2 })));
-    all.iter().for_each(|p| drop(desk.on(Input::Ready { process: *p })));
-    desk.load(0);
-    let on_a = all.iter().copied().find(|p| desk.policy.world().unwrap().processes[0] == *p).unwrap();
-    let out = desk.says(on_a.0, at(0), Cause::Broken { step: 1, ranks: vec![0] });
-    assert!(out.iter().any(|a| matches!(a, Action::Evict { .. })), "{out:?}");
-}
-
-#[test]
-fn where_nobody_can_tell_who_is_broken_they_have_their_turns() {
-    let mut desk = Desk::running(&["layout.dp=2"], 6);
-    let mut killed = Vec::new();
-    for _ in 0..2 {
-        let members = desk.policy.world().unwrap().processes.clone();
-        let cause = Cause::Broken { step: 7, ranks: vec![0, 1] };
-        let out = desk.says(members[0].0, at(6), cause.clone());
-        let gone =
-            out.iter().find_map(|a| if let Action::Kill { process } = a { Some(*process) } else { None }).unwrap();
-        killed.push(members.iter().position(|p| *p == gone).unwrap());
-        let mut ready = spawns(&out);
-        for p in members.iter().filter(|p| **p != gone && **p != members[0]) {
-            ready.extend(spawns(&desk.says(p.0, at(6), cause.clone())));
-        }
-        ready.iter().for_each(|p| drop(desk.on(Input::Ready { process: *p })));
-        desk.load(6);
-    }
-    assert_eq!(killed, [0, 1]);
 }
 
 #[test]

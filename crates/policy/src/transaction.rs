@@ -28,8 +28,6 @@ pub struct Holding<D> {
     pub prepared: bool,
     /// The last decision that this process saw: (the step that it commits, what was decided).
     pub decided: Option<(u64, D)>,
-    /// It failed its hash, or is not to be trusted for another reason.
-    pub corrupt: bool,
 }
 
 /// Where a new world begins.
@@ -106,20 +104,19 @@ fn of_world<D: Clone + PartialEq>(
     let held = || all().filter(|(_, h)| h.generation == generation);
     // A decision holds whatever became of the state of the process that saw it.
     let decided = held().filter_map(|(_, h)| h.decided.as_ref()).map(|(step, _)| *step).max();
-    let sound = || held().filter(|(_, h)| !h.corrupt);
-    let step = sound().map(|(_, h)| h.step).max().ok_or(Stuck::Nothing)?.max(decided.unwrap_or(0));
+    let step = held().map(|(_, h)| h.step).max().ok_or(Stuck::Nothing)?.max(decided.unwrap_or(0));
     let mut decisions = held().filter_map(|(_, h)| h.decided.as_ref()).filter(|(of, _)| *of == step).map(|(_, d)| d);
     let decision = decisions.next();
     if decisions.any(|other| Some(other) != decision) {
         return Err(Stuck::Contradiction { step });
     }
     let behind = |h: &Holding<D>| h.step + 1 == step && h.prepared;
-    let needed = sound().any(|(_, h)| behind(h));
+    let needed = held().any(|(_, h)| behind(h));
     if needed && decision.is_none() {
         return Err(Stuck::Undecided { step });
     }
     let mut holders: Vec<_> =
-        sound().filter(|(_, h)| h.step == step || behind(h)).map(|(process, h)| (h.rank, process)).collect();
+        held().filter(|(_, h)| h.step == step || behind(h)).map(|(process, h)| (h.rank, process)).collect();
     holders.sort_unstable();
     if holders.is_empty() {
         return Err(Stuck::Nothing);
@@ -138,7 +135,7 @@ mod tests {
 
     fn at(rank: u32, step: u64, prepared: bool, decided: Option<u64>) -> Vec<Holding<char>> {
         let decided = decided.map(|step| (step, 'd'));
-        vec![Holding { generation: 1, settled: true, rank, step, prepared, decided, corrupt: false }]
+        vec![Holding { generation: 1, settled: true, rank, step, prepared, decided }]
     }
 
     /// Everybody keeps everything.
@@ -182,8 +179,7 @@ mod tests {
 
     #[test]
     fn a_world_that_died_while_loading_is_used_only_where_the_one_before_is_not_whole() {
-        let loading =
-            Holding { generation: 2, settled: false, rank: 0, step: 4, prepared: false, decided: None, corrupt: false };
+        let loading = Holding { generation: 2, settled: false, rank: 0, step: 4, prepared: false, decided: None };
         let mut first = at(0, 4, true, Some(4));
         first.insert(0, loading.clone());
         let held = [first.clone(), at(2, 4, false, Some(4)), vec![loading.clone()]];
@@ -198,15 +194,6 @@ mod tests {
         let voted = Holding { settled: true, step: 5, decided: Some((5, 'd')), ..loading };
         let resumption = resume(&[first, vec![voted]], any).unwrap();
         assert_eq!((resumption.generation, resumption.step, resumption.holders), (2, 5, vec![(0, 1)]));
-    }
-
-    #[test]
-    fn corrupt_state_serves_nobody_but_its_vote_counts() {
-        let mut bad = at(0, 5, false, Some(5));
-        bad[0].corrupt = true;
-        let resumption = resume(&[bad.clone(), at(1, 4, true, Some(4))], any).unwrap();
-        assert_eq!((resumption.step, resumption.forward, resumption.holders), (5, Some('d'), vec![(1, 1)]));
-        assert_eq!(resume(&[bad], any), Err(Stuck::Nothing));
     }
 
     #[test]

@@ -217,7 +217,6 @@ impl Model {
                 step: state.step.into(),
                 prepared: kept.clone().all(|s| state.grads & 1 << s != 0),
                 decided: (state.decided > 0).then_some((state.decided.into(), state.decided)),
-                corrupt: false,
             }
         };
         process.state.iter().chain(&process.before).map(held).collect()
