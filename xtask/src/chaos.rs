@@ -69,6 +69,18 @@ struct Trial {
     faults: Vec<String>,
 }
 
+/// The digests of the undisturbed run, and of that with [`REDUCED`].
+fn undisturbed(launcher: &Launcher, sets: &[String]) -> Result<[String; 2], String> {
+    let alone = |name: &str, sets: &[String]| {
+        let start = Start { sets, args: &[], stop: false };
+        launcher.run("chaos", &launcher.folder.join(name), start).map(|end| end.digest).map_err(|e| e.reason)
+    };
+    let local = alone("local", sets)?;
+    let reduced = alone("reduced", &[sets, &[REDUCED.to_owned()]].concat())?;
+    println!("undisturbed: {local}; with {REDUCED}: {reduced}");
+    Ok([local, reduced])
+}
+
 pub fn run(root: &Path, args: &Args) -> Result<bool, String> {
     if args.faults == 0 || !args.minutes.is_finite() || args.minutes <= 0.0 {
         return Err("--faults and --minutes must be above 0".into());
@@ -84,12 +96,7 @@ pub fn run(root: &Path, args: &Args) -> Result<bool, String> {
     let toml = std::fs::read_to_string(&path).map_err(|e| format!("cannot read {}: {e}", path.display()))?;
     launcher.write("chaos", &toml)?;
     println!("seed {seed}: random faults over random layouts of {RUN}");
-    let alone = |name: &str, sets: &[String]| {
-        let start = Start { sets, args: &[], stop: false };
-        launcher.run("chaos", &launcher.folder.join(name), start).map(|end| end.digest).map_err(|e| e.reason)
-    };
-    let (local, reduced) = (alone("local", &[])?, alone("reduced", &[REDUCED.to_owned()])?);
-    println!("undisturbed: {local}; with {REDUCED}: {reduced}");
+    let [local, reduced] = undisturbed(&launcher, &[])?;
     let (began, limit) = (Instant::now(), Duration::from_secs_f64(60.0 * args.minutes));
     let mut random = Random::new(seed);
     let mut times = Times::default();

@@ -116,12 +116,12 @@ fn memory(run: &spec::Run) -> String {
     let parts =
         parts.into_iter().filter(|(_, bytes)| *bytes > 0).map(|(what, bytes)| format!("{what} {:.1}", mb(bytes)));
     let parts = parts.collect::<Vec<_>>().join(" + ");
-    let arena = plan.at_once.map(|bytes| {
+    let at_once = plan.at_once.map(|bytes| {
         let buffers = mb(plan.activations + plan.in_flight);
         format!(" | of {buffers:.1} MB of buffers {:.1} MB are in use at once", mb(bytes))
     });
-    let arena = arena.unwrap_or_default();
-    format!("memory: rank {rank} takes {:.1} MB = {parts}, and the process itself{arena}", mb(plan.total()))
+    let at_once = at_once.unwrap_or_default();
+    format!("memory: rank {rank} takes {:.1} MB = {parts}, and the process itself{at_once}", mb(plan.total()))
 }
 
 /// The comparison that was asked for, if any.

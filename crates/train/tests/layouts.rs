@@ -3,7 +3,7 @@
 mod common;
 
 use common::train;
-use events::Event;
+use events::{Event, RankReport};
 use program::Bucket;
 use train::rank::Ended;
 
@@ -179,18 +179,24 @@ fn gradients_are_planned() {
     ];
     for (grid, layout) in cases {
         let sets: Vec<&str> = grid.iter().chain(layout).copied().collect();
-        let owned: Vec<String> = sets.iter().map(ToString::to_string).collect();
-        let run = spec::Run::parse(common::BASE, "base", &owned, 1).unwrap();
-        let mut ranks = 0;
-        for event in train(&sets).events {
-            let Event::RankFinished(report) = event else { continue };
-            let program = program::lower(&run, report.rank, program::Mode::Train);
-            let plan = program::memory::Plan::new(&run.model, &run.grid, &run.layout, run.train.seq, &program, 0);
-            assert_eq!(report.leaves_bytes, plan.leaves, "{sets:?} rank {}", report.rank);
-            ranks += 1;
-        }
-        assert_eq!(ranks, run.layout.world());
+        on_every_rank(&sets, |report, plan| {
+            assert_eq!(report.leaves_bytes, plan.leaves, "{sets:?} rank {}", report.rank)
+        });
     }
+}
+
+/// Trains, and shows `look` what every rank reports beside its plan of memory.
+fn on_every_rank(sets: &[&str], look: impl Fn(&RankReport, &program::memory::Plan)) {
+    let owned: Vec<String> = sets.iter().map(ToString::to_string).collect();
+    let run = spec::Run::parse(common::BASE, "base", &owned, 1).unwrap();
+    let mut ranks = 0;
+    for event in train(sets).events {
+        let Event::RankFinished(report) = event else { continue };
+        let program = program::lower(&run, report.rank, program::Mode::Train);
+        look(&report, &program::memory::Plan::new(&run.model, &run.grid, &run.layout, run.train.seq, &program, 0));
+        ranks += 1;
+    }
+    assert_eq!(ranks, run.layout.world());
 }
 
 /// The buffers of a step are what the program says, to the byte, whatever the layout.
@@ -213,18 +219,10 @@ fn buffers_are_planned() {
     for tied in ["model.tied=true", "model.qk_norm=true"] {
         for layout in cases {
             let sets: Vec<&str> = layout.iter().copied().chain([tied]).collect();
-            let owned: Vec<String> = sets.iter().map(ToString::to_string).collect();
-            let run = spec::Run::parse(common::BASE, "base", &owned, 1).unwrap();
-            let mut ranks = 0;
-            for event in train(&sets).events {
-                let Event::RankFinished(report) = event else { continue };
-                let program = program::lower(&run, report.rank, program::Mode::Train);
-                let plan = program::memory::Plan::new(&run.model, &run.grid, &run.layout, run.train.seq, &program, 0);
+            on_every_rank(&sets, |report, plan| {
                 let planned = plan.activations + plan.in_flight;
                 assert_eq!(report.buffers_bytes, planned, "{sets:?} rank {}", report.rank);
-                ranks += 1;
-            }
-            assert_eq!(ranks, run.layout.world());
+            });
         }
     }
 }

@@ -9,8 +9,8 @@ use std::time::{Duration, Instant};
 use netns::Net;
 
 use super::process::{Process, send};
-use super::{Args, REDUCED, RUN, needs_reduced, ranks_of, seed, shown};
-use crate::prove::launch::{Launcher, Start, build};
+use super::{Args, REDUCED, RUN, needs_reduced, ranks_of, seed, shown, undisturbed};
+use crate::prove::launch::{Launcher, build};
 use crate::prove::random::Random;
 
 const HOSTS: usize = 3;
@@ -98,13 +98,7 @@ pub fn run(root: &Path, args: &Args) -> Result<bool, String> {
     fs::write(folder.path().join("token"), "for the namespaces of this machine alone\n").map_err(|e| e.to_string())?;
     let steps = format!("train.steps={STEPS}");
     println!("seed {seed}: random faults over {HOSTS} hosts in network namespaces, {STEPS} steps of {RUN}");
-    let alone = |name: &str, more: &[&str]| {
-        let sets: Vec<String> = [steps.as_str()].iter().chain(more).map(ToString::to_string).collect();
-        let start = Start { sets: &sets, args: &[], stop: false };
-        launcher.run("chaos", &launcher.folder.join(name), start).map(|end| end.digest).map_err(|e| e.reason)
-    };
-    let (local, reduced) = (alone("local", &[])?, alone("reduced", &[REDUCED])?);
-    println!("undisturbed: {local}; with {REDUCED}: {reduced}");
+    let [local, reduced] = undisturbed(&launcher, std::slice::from_ref(&steps))?;
     let (began, limit) = (Instant::now(), Duration::from_secs_f64(60.0 * args.minutes));
     let mut random = Random::new(seed);
     let mut times = Times::default();

@@ -44,7 +44,7 @@ pub struct EventLog {
 }
 
 /// What a run's folder has from its start on, beside its events.
-const OTHERS: [&str; 3] = [LOCK, "run.toml", "interventions.jsonl"];
+const OTHERS: [&str; 3] = [LOCK, "run.toml", INTERVENTIONS];
 
 impl EventLog {
     fn open(path: &Path) -> io::Result<Self> {
