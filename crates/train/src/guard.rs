@@ -197,6 +197,11 @@ mod tests {
             let mut fresh = Guard::default();
             fresh.fill(&ctx, [&state].into_iter());
             assert_eq!(guard.sums, fresh.sums, "zero {zero}");
+            // Whichever block fails, all of its elements are named.
+            for (i, block) in blocks(&state, 0..state.buckets.len()).into_iter().enumerate() {
+                let named: usize = pieces(&state, i, false).iter().map(|p| p.elements.len()).sum();
+                assert_eq!(named, block.len(), "zero {zero} block {i}");
+            }
             let bucket = state.buckets.iter().position(|b| !b.moment2.is_empty()).unwrap();
             let last = state.buckets[bucket].moment2.last_mut().unwrap();
             *last = f32::from_bits(last.to_bits() ^ 1);
