@@ -119,6 +119,8 @@ fn a_copy_goes_there_and_back() {
     assert_eq!(fetched(&store, 3).unwrap(), *from.meta());
     assert!(memory.all.lock().unwrap().contains_key("step-00000003.damaged-1/manifest.json"));
     assert_eq!(store.steps().unwrap(), [3]);
+    assert_eq!((store.distrust(2).unwrap(), store.steps().unwrap()), (vec![3], vec![]));
+    assert!(memory.all.lock().unwrap().contains_key("step-00000003.damaged-2/manifest.json"));
 }
 
 /// The store goes away at any operation of a copy: there is then none, or a whole one; the next try makes one.

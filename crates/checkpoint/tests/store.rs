@@ -52,6 +52,19 @@ fn a_copy_is_whole_and_damage_does_not_spread() {
 }
 
 #[test]
+fn what_is_not_trusted_any_more_is_none_and_is_kept() {
+    let (state, root, away) = (State::new(2, 1), tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
+    let store = Store::folder(away.path());
+    for step in [2, 4, 6] {
+        store.put(&Checkpoint::open(&state.save(root.path(), step)).unwrap()).unwrap();
+    }
+    assert_eq!(store.distrust(3).unwrap(), [4, 6]);
+    assert_eq!(store.steps().unwrap(), [2]);
+    assert!(step_dir(away.path(), 6).with_extension("damaged").join(MANIFEST).exists());
+    assert_eq!(store.distrust(3).unwrap(), [0; 0]);
+}
+
+#[test]
 fn a_store_that_is_away_is_tried_again_while_newer_ones_come() {
     let (state, root, away) = (State::new(1, 1), tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
     // A file where the folder should be.

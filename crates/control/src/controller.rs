@@ -35,6 +35,8 @@ pub trait Trade: Send {
     fn cores(&self, run: &Run) -> Vec<Vec<usize>>;
     /// Who holds the others up, from what the ranks said about their exchanges; by rank, none: no answer came.
     fn verdict(&self, run: &Run, flights: &[Option<serde_json::Value>]) -> Judgement;
+    /// Sets checkpoints of steps after `after` aside, in the run's folder and in the slower tier; what was done, or could not be.
+    fn distrust(&self, run: &Run, after: u64) -> Vec<String>;
 }
 
 /// What the ranks' words about their exchanges tell.

@@ -103,12 +103,18 @@ impl Injection {
                 ));
             }
             let every = run.guard.recompute_every;
-            let of_gradients = matches!(fault.kind, FaultKind::FlipGradient | FaultKind::FlipDevice);
-            if of_gradients && !(every > 0 && fault.step.is_multiple_of(every)) {
-                let step = fault.step;
+            let step = fault.step;
+            if fault.kind == FaultKind::FlipGradient && !(every > 0 && step.is_multiple_of(every)) {
                 return Err(format!(
                     "--inject: nobody would notice {fault}: guard.recompute_every = {every} computes no gradient of step {step} \
                      twice; set it to 1, or to a divisor of {step}"
+                ));
+            }
+            // What goes on for ever the next check finds.
+            if fault.kind == FaultKind::FlipDevice && (every == 0 || step.next_multiple_of(every) > steps) {
+                return Err(format!(
+                    "--inject: nobody would notice {fault}: guard.recompute_every = {every} computes no gradient of steps {step} to \
+                     {steps} twice; set it to 1, or to a divisor of {step}"
                 ));
             }
             if fault.kind == FaultKind::FlipDevice && run.layout.dp == run.layout.group {

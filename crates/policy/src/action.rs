@@ -101,6 +101,11 @@ pub enum Action {
         /// The resolved run file from then on.
         run_toml: String,
     },
+    /// Checkpoints of steps after this one are none any more: they are set aside, here and in the slower tier.
+    Distrust {
+        /// The last step that is good.
+        after: u64,
+    },
     /// Place nothing on this host any more.
     Evict {
         /// Its name.

@@ -142,7 +142,7 @@ pub fn save(
         });
         let folder = checkpoint::step_dir(root, step);
         match &result {
-            Ok(_) => settle(root, executor.run, best, pending),
+            Ok(_) => settle(root, step, executor.run, best, pending),
             // What is left of a failed one must not fill the disk further.
             Err(_) if !folder.join(checkpoint::MANIFEST).exists() => drop(checkpoint::discard(root, step)),
             Err(_) => {}
@@ -155,13 +155,24 @@ pub fn save(
     Ok(result.map(|(path, bytes)| Saved { path, bytes, written_s: None }))
 }
 
-/// What follows a commit: the marker of the best one, and room for the next. Old ones that cannot be removed are no
+/// What follows the commit of `step`: the marker of the best one, and room for the next. Old ones that cannot be removed are no
 /// reason to stop.
-pub(crate) fn settle(root: &Path, run: &Run, best: &Best, pending: &[u64]) {
+pub(crate) fn settle(root: &Path, step: u64, run: &Run, best: &Best, pending: &[u64]) {
     mark_best(root, best);
-    let also = best.best.iter().map(|(step, _)| *step).chain(pending.iter().copied()).collect();
+    let also = best.best.iter().map(|(step, _)| *step).chain(pending.iter().copied());
+    let also = also.chain(sound(root, step, run.guard.recompute_every)).collect();
     let retention = Retention { keep: run.checkpoint.keep, keep_every: run.checkpoint.keep_every, also };
     drop(checkpoint::retain(root, &retention));
+}
+
+/// The checkpoints to go back to if a device proves to be broken after `step`: of steps up to the last one that was checked; and
+/// the one before this, which may be that of a later check when this one has taken long to write.
+fn sound(root: &Path, step: u64, every: u64) -> Vec<u64> {
+    if every < 2 {
+        return Vec::new();
+    }
+    let before = |step| checkpoint::newest_before(root, step).ok()?.checkpoint.map(|found| found.meta().step);
+    [step, step / every * every + 1].into_iter().filter_map(before).collect()
 }
 
 /// Writes `best.json` beside the checkpoints if the best validation's step has one. A marker that cannot be written is

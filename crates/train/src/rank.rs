@@ -314,6 +314,7 @@ impl RankRun<'_> {
         }
         let check = std::mem::take(&mut self.executor.recheck);
         if let Some(ranks) = check.broken().filter(|_| decision.finite) {
+            self.saver.void();
             return Err(TrainError::Broken { step, ranks: ranks.to_vec() });
         }
         let wrong = &check.judged.wrong;

@@ -75,6 +75,8 @@ struct Writing {
     /// The copy, for which the next update waits.
     copied: Arc<Copied>,
     closing: Arc<AtomicBool>,
+    /// It is not to be committed.
+    void: Arc<AtomicBool>,
     done: Receiver<Done>,
 }
 
@@ -100,6 +102,7 @@ struct Task {
     /// A deliberate fault.
     disk_full: bool,
     closing: Arc<AtomicBool>,
+    void: Arc<AtomicBool>,
     /// Rank 0's.
     commit: Option<Commit>,
 }
@@ -231,7 +234,7 @@ impl Saver {
         let copied = loan.copied();
         let executor = &*executor;
         let attempt = Attempt { root: self.root.clone(), step, token, writers: words.len() };
-        let closing = Arc::new(AtomicBool::new(false));
+        let [closing, void] = [(); 2].map(|()| Arc::new(AtomicBool::new(false)));
         let (tell, done) = channel();
         let task = Task {
             attempt,
@@ -243,6 +246,7 @@ impl Saver {
             delay: self.stagger,
             disk_full,
             closing: closing.clone(),
+            void: void.clone(),
             commit: (self.rank == 0).then(|| Commit {
                 meta: persist::meta(executor, step, None),
                 best: *best,
@@ -253,8 +257,13 @@ impl Saver {
         let thread = std::thread::Builder::new().name(format!("checkpoint-{}", self.rank));
         let spawned = thread.spawn(move || drop(tell.send(task.run())));
         spawned.map_err(|e| TrainError::Internal(format!("cannot start the writer of checkpoints: {e}")))?;
-        self.under_way = Some(Writing { step, began, waited: began.elapsed().as_secs_f64(), copied, closing, done });
+        self.under_way = Some(Writing { step, began, waited: began.elapsed().as_secs_f64(), copied, closing, void, done });
         Ok(())
+    }
+
+    /// What is being written is of a state that nobody trusts any more: it becomes no checkpoint.
+    pub fn void(&self) {
+        self.under_way.iter().for_each(|writing| writing.void.store(true, Ordering::Relaxed));
     }
 
     /// Waits until no rank is writing; returns the newest step that this run's writers committed, alike on all ranks.
@@ -359,7 +368,7 @@ fn decode(bytes: &[u8]) -> Option<[u64; 3]> {
 impl Task {
     fn run(self) -> Done {
         let began = Instant::now();
-        let Self { attempt, rank, tensors, tp, loan, mut snapshot, delay, disk_full, closing, commit } = self;
+        let Self { attempt, rank, tensors, tp, loan, mut snapshot, delay, disk_full, closing, void, commit } = self;
         // The steps come first; where that is refused it only writes sooner.
         let _ = rustix::process::nice(WRITER_NICE);
         loan.copy_into(&mut snapshot);
@@ -384,6 +393,9 @@ impl Task {
             };
             let files = attempt.collect(began + PART_LIMIT, &given_up);
             let committed = files.and_then(|files| {
+                if void.load(Ordering::Relaxed) {
+                    return Err("a device has proved to be broken since its step".into());
+                }
                 let bytes = files.iter().map(|file| file.bytes).sum();
                 let path = attempt.commit(&tensors, &meta, files).map_err(|e| e.to_string())?;
                 Ok((path, bytes))
@@ -395,7 +407,7 @@ impl Task {
                         uploader.push(attempt.step, kept_for(&best));
                     }
                     let pending = uploader.map_or(Vec::new(), |uploader| uploader.pending());
-                    persist::settle(&attempt.root, &run, &best, &pending);
+                    persist::settle(&attempt.root, attempt.step, &run, &best, &pending);
                     Ok(Saved { path: path.display().to_string(), bytes, written_s })
                 }
                 Err(reason) => {

@@ -104,6 +104,21 @@ impl Store {
         }
     }
 
+    /// Sets the checkpoints of steps after `step` aside; these steps.
+    ///
+    /// # Errors
+    /// [`CheckpointError::Io`]; what was set aside before it stays so.
+    pub fn distrust(&self, step: u64) -> Result<Vec<u64>, CheckpointError> {
+        let after: Vec<u64> = self.steps()?.into_iter().filter(|there| *there > step).collect();
+        for step in &after {
+            match &self.place {
+                Place::Folder(root) => set_aside(&step_dir(root, *step)).map(drop)?,
+                Place::Objects(objects, place) => Remote { objects: &**objects, place }.distrust(*step)?,
+            }
+        }
+        Ok(after)
+    }
+
     /// Makes room: [`crate::retain`].
     ///
     /// # Errors

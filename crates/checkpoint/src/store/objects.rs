@@ -121,6 +121,11 @@ impl Remote<'_> {
         Ok(sent)
     }
 
+    /// Sets the checkpoint of a step aside, if there is one.
+    pub fn distrust(&self, step: u64) -> Result<(), CheckpointError> {
+        self.set_aside(&of_step(step))
+    }
+
     /// Gives what is there under a step's name another one, under which it is no checkpoint; without a manifest it is none.
     fn set_aside(&self, step: &str) -> Result<(), CheckpointError> {
         let all = self.all()?;

@@ -266,6 +266,41 @@ fn a_device_that_always_errs_is_found_by_another_rank_and_replaced() {
     refused(&["layout.pp=2", "guard.recompute_every=1"]).says(&["nobody would notice", "raise layout.dp"]);
 }
 
+/// A device that errs from a step on that nobody checks: what it may have spoilt is computed again, from before the last check.
+#[test]
+fn steps_that_a_broken_device_may_have_spoilt_are_computed_again() {
+    let every = ["guard.recompute_every=4", "checkpoint.every=2"];
+    let lab = Lab::new();
+    let store = lab.path("far").display().to_string();
+    let store = format!("checkpoint.store=\"file://{store}\"");
+    let sets = [&["layout.dp=4", "checkpoint.keep=1", &store][..], &every].concat();
+    let out = injected_in(&lab, "flip:2@6:device", 1, &sets);
+    assert!(out.stdout.contains("steps 5 to 7 were not checked (guard.recompute_every = 4) and are computed again"), "{out}");
+    assert!(out.stdout.contains("3 steps redone") && out.stdout.contains("disk"), "{out}");
+    assert!(out.stdout.contains("checkpoints of steps [6] are set aside"), "{out}");
+    assert!(lab.path("out/checkpoints/step-00000006.damaged").is_dir(), "{out}");
+    // Whenever the copies were made: none is of a spoilt step.
+    for step in std::fs::read_dir(lab.path("far")).unwrap().map(|entry| entry.unwrap().path()) {
+        let name = step.file_name().unwrap().to_string_lossy().into_owned();
+        let beside = lab.path("out/checkpoints").join(&name);
+        assert!(!name.contains("damaged") || name.starts_with("step-00000006.damaged"), "{name}");
+        if beside.is_dir() && !name.contains("damaged") {
+            lab.lockstep(&["ckpt", "diff", step.to_str().unwrap(), beside.to_str().unwrap()]).expect(0);
+        }
+    }
+    let account = lab.lockstep(&["goodput", "out", "--json"]).expect(0).stdout;
+    let account: serde_json::Value = serde_json::from_str(account.lines().next().unwrap()).unwrap();
+    assert_eq!(account["run"]["steps_redone"], 3, "{account}");
+    // Nothing from before: all of it again, and that is said.
+    let out = injected("flip:1@3:device", 1, &["layout.dp=4", "guard.recompute_every=4", "checkpoint.every=0"]);
+    assert!(out.stdout.contains("there is no checkpoint from before them"), "{out}");
+    // Of two nobody can tell which it is: back twice, if it is the second. A checkpoint beside the steps is void.
+    for victim in 0..2 {
+        let sets = [&["layout.dp=2", "layout.zero=1", "checkpoint.background=true"][..], &every].concat();
+        injected(&format!("flip:{victim}@5:device"), 1 + victim, &sets);
+    }
+}
+
 /// Each rank's own shard has a bad piece, and the other one mirrors it: nothing comes from disk.
 #[test]
 fn corrupt_pieces_on_two_ranks_come_from_each_other() {

@@ -71,12 +71,18 @@ impl Controller<'_> {
             Action::Intervene { step, detail, run_toml } => {
                 self.interventions.push((skip(step, detail), run_toml));
             }
+            Action::Distrust { after } => self.distrust(after, &reason, observe),
             Action::Evict { host } => tell(format!("place nothing on host {host} any more"), observe),
             Action::AskStop => self.members().iter().for_each(|p| agents.say(*p, &ToRank::Stop)),
             Action::Stop { code } => {
                 self.end = Some(End { code, reason, done: self.done.clone() });
             }
         }
+    }
+
+    pub(super) fn distrust(&self, after: u64, reason: &str, observe: &mut dyn FnMut(&Event)) {
+        let notes = self.trade.distrust(self.policy.run(), after);
+        notes.into_iter().for_each(|note| observe(&Event::Notice { text: format!("{note}: {reason}") }));
     }
 
     fn form(&mut self, world: World, reason: &str, agents: &mut dyn Agents, observe: &mut dyn FnMut(&Event)) {
@@ -100,7 +106,7 @@ impl Controller<'_> {
         self.told = committed;
         let (from, resumed) = match &world.origin {
             Origin::Fresh => ("the start".to_string(), 1),
-            Origin::Disk(path) => (format!("disk, {}", path.display()), 0),
+            Origin::Disk(path) => (format!("disk, {}", path.display()), committed + 1),
             Origin::Peers { step, .. } => {
                 if *step < committed {
                     let text = format!(

@@ -22,11 +22,16 @@ impl<'a> Controller<'a> {
         let told = repairs.is_some();
         controller.repairs = repairs.unwrap_or_default();
         let now = controller.now();
+        // After which step checkpoints are to be set aside, if no step has come since.
+        let mut distrusted = None;
         for entry in Journal::read(&config.journal)? {
             match entry {
                 Entry::Input { at, input } => {
                     if let Input::Ready { process } | Input::Loaded { process, .. } = &input {
                         controller.signs.expect(*process, now);
+                    }
+                    if let Input::Step { .. } = &input {
+                        distrusted = None;
                     }
                     match &input {
                         Input::HostLost { host, .. } => controller.host_is_away(host),
@@ -52,6 +57,7 @@ impl<'a> Controller<'a> {
                             Action::Intervene { step, detail, run_toml } => {
                                 controller.interventions.push((skip(step, detail), run_toml));
                             }
+                            Action::Distrust { after } => distrusted = Some(after),
                             Action::Tell(trouble) if !told => {
                                 let _ = controller.repairs.trouble(&trouble, at as f64 / 1000.0, None);
                             }
@@ -75,6 +81,10 @@ impl<'a> Controller<'a> {
                 Entry::Mark { host, session, seq } => drop(controller.marks.insert(host, (session, seq))),
                 Entry::Decision { .. } => {}
             }
+        }
+        if let Some(after) = distrusted {
+            // The controller before may not have lived to do it.
+            drop(trade.distrust(controller.policy.run(), after));
         }
         controller.ticked_at = controller.now();
         controller.told = controller.policy.reached();

@@ -92,6 +92,7 @@ impl Policy {
         self.past.insert(world.generation, (run, world.run_toml));
         let started = matches!(world.origin, Origin::Peers { .. }) || was_whole;
         self.why_saved.clear();
+        let distrust = self.go_back() || distrust;
         self.origin = if distrust || !started { Next::Saved } else { self.left(&members, &held) };
         // What was held before is never asked for again.
         let from = match &self.origin {
@@ -100,6 +101,15 @@ impl Policy {
         };
         self.past = self.past.split_off(&from);
         self.let_go();
+    }
+
+    /// Where steps may be spoilt that were committed, the next world goes on before them; true if so.
+    fn go_back(&mut self) -> bool {
+        let Some(back) = self.suspect.take() else { return false };
+        self.saves.go(&back);
+        let (first, last, from) = (back.first, self.committed, back.name());
+        self.why_saved = format!("steps {first} to {last} may be spoilt by a broken device and are computed again, from {from}: ");
+        true
     }
 
     /// All members ended by themselves in the same way, and not for the first time at this step: what they run is at fault, or what
@@ -127,7 +137,7 @@ impl Policy {
         if self.guard.skip_batches == 0 {
             return Err(String::new());
         }
-        let saved = self.saved.as_ref().map_or(0, |(step, _)| *step);
+        let saved = self.saves.newest_step();
         let batches = self.committed.saturating_sub(saved) + self.guard.skip_batches;
         let skip = self.wanted.train.skip.until(saved).and(saved + 1, batches);
         let set = format!("train.skip={skip}");
@@ -167,6 +177,11 @@ impl Policy {
         let bad = (0..holders.len()).map(|rank| corrupt(generation, rank).to_vec()).collect();
         let holders = holders.into_iter().map(|holder| holder.map(|i| members[i])).collect();
         let (run, run_toml) = self.past[&generation].clone();
+        if step > self.reached {
+            // Its ranks had decided it, and nobody lived to tell.
+            let every = run.guard.recompute_every;
+            self.saves.committed(step, every);
+        }
         self.committed = self.committed.max(step);
         self.reached = self.reached.max(step);
         Next::Peers(Box::new(Left { generation, run, run_toml, holders, corrupt: bad, step, forward }))
@@ -263,7 +278,7 @@ impl Policy {
         let processes = neighbours(places, rest, host);
         let run = self.on_hosts(run, &processes);
         let rank_of = |p: &Process| processes.iter().position(|q| q == p).map(|rank| rank as u32);
-        let saved = || match &self.saved {
+        let saved = || match self.saves.newest() {
             Some((_, path)) => Origin::Disk(path.clone()),
             None => Origin::Fresh,
         };
@@ -293,11 +308,12 @@ impl Policy {
         let world = World { generation, processes, run_toml, layout, origin };
         self.world = Some((world.clone(), run));
         if !matches!(self.origin, Next::Peers(_)) {
-            self.reached = self.saved.as_ref().map_or(0, |(step, _)| *step);
+            self.reached = self.saves.newest_step();
         }
         self.phase = Phase::Running;
         (self.counted, self.suspicion) = (false, None);
         self.by_themselves.clear();
+        self.broken_seen = false;
         self.connected.clear();
         self.loaded.clear();
         (self.formed_at, self.progress_at, self.asked) = (now, now, None);

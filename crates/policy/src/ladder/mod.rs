@@ -4,6 +4,7 @@
 mod form;
 mod hang;
 mod renew;
+mod saves;
 mod troubles;
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
@@ -15,6 +16,7 @@ use crate::action::{Action, Decision, World};
 use crate::hosts::{Doing, Hosts};
 use crate::input::{Input, Piece, Process};
 use crate::shrink::Laws;
+use saves::{Back, Saves};
 
 /// How long the members of an ended world may take to say what they hold, at least.
 const SETTLE_MS: u64 = 3_000;
@@ -68,7 +70,11 @@ pub struct Policy {
     committed: u64,
     /// The last step of the state that the run goes on with: below `committed` on the way back from a checkpoint.
     reached: u64,
-    saved: Option<(u64, PathBuf)>,
+    saves: Saves,
+    /// Steps that a broken device may have spoilt: the next world goes on before them.
+    suspect: Option<Back>,
+    /// A broken device was found in the world of the moment.
+    broken_seen: bool,
     progress_at: u64,
     longest_step_ms: u64,
     /// The members are asked where they stand.
@@ -147,7 +153,9 @@ impl Policy {
             formed_at: 0,
             committed: start.from.as_ref().map_or(0, |(step, _)| *step),
             reached: 0,
-            saved: start.from,
+            saves: Saves::of(start.from),
+            suspect: None,
+            broken_seen: false,
             progress_at: 0,
             longest_step_ms: 0,
             asked: None,
@@ -272,9 +280,7 @@ impl Policy {
             Input::Working => self.progress_at = now,
             Input::Checkpoint { step, path } => {
                 self.progress_at = now;
-                if self.saved.as_ref().is_none_or(|(saved, _)| *saved <= step) {
-                    self.saved = Some((step, path));
-                }
+                self.saves.written(step, path);
             }
             Input::Still { ms } => self.still(now, ms),
             Input::Verdict { ranks, reason, still_ms } => self.verdict(now, &ranks, &reason, still_ms),
@@ -332,6 +338,8 @@ impl Policy {
         }
         self.committed = self.committed.max(step);
         self.reached = step;
+        let every = self.run().guard.recompute_every;
+        self.saves.committed(step, every);
         self.progress_at = now;
         self.replays.retain(|(at, _), _| *at >= step);
     }
@@ -353,6 +361,9 @@ impl Policy {
     fn reload(&mut self, now: u64, run_toml: &str) {
         // The shell has validated it.
         let Ok(run) = Run::parse(run_toml, "the changed run", &[], self.cores) else { return };
+        if self.guard.recompute_every == 0 && run.guard.recompute_every > 0 {
+            self.saves.begin_checks(self.reached);
+        }
         self.guard = run.guard.clone();
         self.wanted = run;
         if self.phase == Phase::Running {

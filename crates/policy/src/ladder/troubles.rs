@@ -146,7 +146,9 @@ impl Policy {
             return;
         }
         self.hosts.set(process, Doing::Holds(held, cause.clone()));
-        if self.phase != Phase::Running {
+        // Of a broken device all ranks say the same, also those that others have made leave their world meanwhile.
+        let news = matches!(cause, Cause::Broken { .. }) && !self.broken_seen;
+        if self.phase != Phase::Running && !news {
             return;
         }
         let named = |rank: u32| format!("rank {rank}");
@@ -186,6 +188,7 @@ impl Policy {
     /// Ranks of which one has a broken device: one of them gets another process. Where nobody can tell which it is they have their
     /// turns, because the step fails again as long as it is the wrong one.
     pub(super) fn broken(&mut self, now: u64, step: u64, ranks: &[u32]) {
+        self.broken_seen = true;
         let step = step.max(1);
         let turn = self.times("broken".into()) - 1;
         let Some(rank) = ranks.get(turn % ranks.len().max(1)) else { return };
@@ -195,18 +198,26 @@ impl Policy {
             n => format!(", or that of another one of ranks {ranks:?} (turn {} of {n})", turn % n + 1),
         };
         // What it made since the last check nobody has looked at.
-        let clean = step.saturating_sub(self.guard.recompute_every);
-        let unseen = match step - 1 {
-            last if last > clean => format!(
-                "; steps {} to {last} were not checked (guard.recompute_every = {}): a checkpoint up to step {clean} is sound for sure",
-                clean + 1,
-                self.guard.recompute_every
+        let back = self.saves.back(step, self.committed);
+        let unseen = match &back {
+            Some(back) => format!(
+                "; steps {} to {} were not checked (guard.recompute_every = {}) and are computed again, from {}",
+                back.first,
+                self.committed,
+                self.run().guard.recompute_every,
+                back.name()
             ),
-            _ => String::new(),
+            None => String::new(),
         };
         let detail = format!(
             "the gradients of step {step} come out differently where others compute them, again and again: its device is broken{others}{unseen}"
         );
+        if let Some(back) = &back {
+            // At once: should the run end here, nobody goes on from them.
+            let text = format!("steps {} to {} may be spoilt by a broken device", back.first, self.committed);
+            self.act(Action::Distrust { after: back.first - 1 }, text);
+        }
+        self.suspect = back;
         self.kill(now, process, "broken device", detail);
     }
 

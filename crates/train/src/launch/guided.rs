@@ -6,6 +6,8 @@ use std::sync::atomic::Ordering;
 use std::sync::mpsc::RecvTimeoutError;
 use std::time::Instant;
 
+use checkpoint::CheckpointError;
+use checkpoint::store::Store;
 use control::agent::Agents;
 use control::controller::{Config, Controller, Judgement, Trade};
 use control::inject::{Injection, Random};
@@ -34,6 +36,8 @@ pub(super) struct Knowledge {
     pub allowed: Vec<usize>,
     /// Where flight records go.
     pub flights: PathBuf,
+    /// Where checkpoints are.
+    pub checkpoints: PathBuf,
 }
 
 struct StateLaws;
@@ -71,6 +75,22 @@ impl Trade for Knowledge {
             reason += &format!("; `lockstep diagnose {}` says it again", folder.display());
         }
         Judgement { ranks: verdict.named(), reason, still_ms: observe::hang::still_ms(flights) }
+    }
+
+    fn distrust(&self, run: &Run, after: u64) -> Vec<String> {
+        let far = run.checkpoint.store.as_ref().map(|url| Store::open(url).map(|store| (format!(" in {url}"), store)));
+        let near = Ok((String::new(), Store::folder(&self.checkpoints)));
+        let note = |place: Result<(String, Store), CheckpointError>| {
+            let done = place.and_then(|(place, store)| store.distrust(after).map(|steps| (place, steps)));
+            match done {
+                Ok((_, steps)) if steps.is_empty() => None,
+                Ok((place, steps)) => Some(format!("checkpoints of steps {steps:?}{place} are set aside (.damaged)")),
+                Err(e) => Some(format!(
+                    "checkpoints of steps after {after} could NOT be set aside, move them away by hand before the run is resumed: {e}"
+                )),
+            }
+        };
+        std::iter::once(near).chain(far).filter_map(note).collect()
     }
 }
 
@@ -113,7 +133,7 @@ pub(super) fn supervise(guided: Guided, observe: &mut dyn FnMut(&Event)) -> Resu
     };
     // Cores of other hosts are theirs to give.
     let allowed = if request.hosts.is_some() { Vec::new() } else { pin::allowed() };
-    let trade = Knowledge { allowed, flights: folder.flights() };
+    let trade = Knowledge { allowed, flights: folder.flights(), checkpoints: folder.checkpoints() };
     let io = |source| TrainError::Io { what: "cannot write", path: journal.clone(), source };
     let at = listener.as_ref().and_then(|listener| listener.local_addr().ok());
     let mut lease = match (lease, at) {

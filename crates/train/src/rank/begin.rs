@@ -7,6 +7,7 @@ use super::{Ending, Job, Remains, Start};
 use crate::best::Best;
 use crate::error::TrainError;
 use crate::exec::Executor;
+use crate::launch::RunFolder;
 use crate::persist;
 use crate::recover::{self, Fetched, Peers};
 
@@ -41,7 +42,10 @@ pub fn load(job: &Job, executor: &mut Executor, start: Start) -> Result<Loaded, 
             let from = Checkpoint::open(&path).map_err(TrainError::from)?;
             persist::load(executor, &from)?;
             let bytes = executor.chunks.values().map(|state| 4 * state.resident() as u64).sum();
-            Ok(Loaded { step: from.meta().step, bytes, ..fresh })
+            let step = from.meta().step;
+            // By the run's own log, since a run that goes back knows more than when it began.
+            let best = job.checkpoints.parent().map_or(job.best, |run| RunFolder::new(run).best_until(step));
+            Ok(Loaded { step, bytes, best, ..fresh })
         }
         Start::Fresh => {
             if let Some(folder) = &job.run.from {

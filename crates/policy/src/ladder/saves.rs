@@ -1,0 +1,158 @@
+//! The checkpoints that a run could go back to, and up to which step all that was computed is known to be good.
+
+use std::path::PathBuf;
+
+/// A checkpoint: its last step, and its folder.
+pub(super) type Saved = (u64, PathBuf);
+
+/// What there is to go back to.
+#[derive(Debug, Default)]
+pub(super) struct Saves {
+    /// Ascending: the newest one up to `checked`, and all after it.
+    all: Vec<Saved>,
+    /// The last step at which gradients were computed by two ranks and were alike; or from which nothing before is asked.
+    checked: u64,
+}
+
+/// Steps that a broken device may have spoilt, and what is left of before.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) struct Back {
+    /// The first of them.
+    pub first: u64,
+    /// The checkpoint to go on from; none: the start.
+    pub to: Option<Saved>,
+}
+
+impl Back {
+    /// What it goes on from, for the person.
+    pub fn name(&self) -> String {
+        match &self.to {
+            Some((step, _)) => format!("the checkpoint of step {step}"),
+            None => "the start of the run: there is no checkpoint from before them".into(),
+        }
+    }
+}
+
+impl Saves {
+    /// Of a run that begins with `from`, which is taken to be good.
+    pub fn of(from: Option<Saved>) -> Self {
+        Self { checked: from.as_ref().map_or(0, |(step, _)| *step), all: from.into_iter().collect() }
+    }
+
+    /// The newest checkpoint.
+    pub fn newest(&self) -> Option<&Saved> {
+        self.all.last()
+    }
+
+    /// The step of the newest checkpoint, or of the start.
+    pub fn newest_step(&self) -> u64 {
+        self.newest().map_or(0, |(step, _)| *step)
+    }
+
+    /// A checkpoint was written.
+    pub fn written(&mut self, step: u64, path: PathBuf) {
+        // One that was told late is no newer for that.
+        self.all.retain(|(saved, _)| *saved != step);
+        let at = self.all.partition_point(|(saved, _)| *saved < step);
+        self.all.insert(at, (step, path));
+        self.tidy();
+    }
+
+    /// `step` was committed in a run that checks every `every`th one; 0: none.
+    pub fn committed(&mut self, step: u64, every: u64) {
+        if every > 0 && step.is_multiple_of(every) {
+            self.checked = step;
+            self.tidy();
+        }
+    }
+
+    /// Checks begin after `step`: what was before is not asked about.
+    pub fn begin_checks(&mut self, step: u64) {
+        self.checked = self.checked.max(step);
+        self.tidy();
+    }
+
+    /// Where to go back to if something has erred in some step from `wrong` on, and at the latest by `wrong`: steps that were
+    /// committed, the last one `committed`, are not to be trusted from the last check before it on. None: no such step was.
+    pub fn back(&self, wrong: u64, committed: u64) -> Option<Back> {
+        let clean = self.checked.min(wrong.saturating_sub(1));
+        let to = self.all.iter().rev().find(|(step, _)| *step <= clean).cloned();
+        (clean < committed).then_some(Back { first: clean + 1, to })
+    }
+
+    /// The run goes back: what is newer is none any more.
+    pub fn go(&mut self, back: &Back) {
+        self.all.retain(|(step, _)| *step < back.first);
+        self.checked = self.newest_step().min(self.checked);
+    }
+
+    fn tidy(&mut self) {
+        let sound = self.all.iter().rposition(|(step, _)| *step <= self.checked).unwrap_or(0);
+        self.all.drain(..sound);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn written(saves: &mut Saves, steps: impl IntoIterator<Item = u64>) {
+        steps.into_iter().for_each(|step| saves.written(step, format!("c/{step}").into()));
+    }
+
+    fn to(saves: &Saves, wrong: u64, committed: u64) -> Option<(u64, Option<u64>)> {
+        saves.back(wrong, committed).map(|back| (back.first, back.to.map(|(step, _)| step)))
+    }
+
+    #[test]
+    fn what_was_computed_since_the_last_check_is_gone_back_over() {
+        let mut saves = Saves::of(None);
+        for step in 1..=7 {
+            saves.committed(step, 4);
+            if step % 2 == 0 {
+                written(&mut saves, [step]);
+            }
+        }
+        // Found in step 8, which is not committed.
+        assert_eq!(to(&saves, 8, 7), Some((5, Some(4))));
+        assert_eq!(saves.newest_step(), 6);
+        saves.go(&saves.back(8, 7).unwrap());
+        assert_eq!((saves.newest_step(), to(&saves, 8, 7)), (4, Some((5, Some(4)))));
+        // Checked at each step: nothing is in doubt.
+        let mut saves = Saves::of(None);
+        (1..=7).for_each(|step| saves.committed(step, 1));
+        assert_eq!(to(&saves, 8, 7), None);
+    }
+
+    #[test]
+    fn without_a_checkpoint_that_is_old_enough_it_is_the_start() {
+        let mut saves = Saves::of(None);
+        written(&mut saves, [2, 3]);
+        (1..=3).for_each(|step| saves.committed(step, 4));
+        assert_eq!(to(&saves, 4, 3), Some((1, None)));
+        saves.go(&saves.back(4, 3).unwrap());
+        assert_eq!(saves.newest(), None);
+        // What a run begins with is its start, and is kept as long as nothing newer was checked.
+        let mut saves = Saves::of(Some((10, "c/10".into())));
+        written(&mut saves, [11]);
+        assert_eq!(to(&saves, 12, 11), Some((11, Some(10))));
+        saves.committed(12, 4);
+        assert_eq!(to(&saves, 16, 15), Some((13, Some(11))));
+    }
+
+    #[test]
+    fn what_was_never_to_be_checked_is_not_asked_about() {
+        let mut saves = Saves::of(None);
+        (1..=9).for_each(|step| saves.committed(step, 0));
+        written(&mut saves, [6, 9]);
+        saves.begin_checks(9);
+        assert_eq!(to(&saves, 12, 11), Some((10, Some(9))));
+    }
+
+    #[test]
+    fn one_told_late_is_no_newer() {
+        let mut saves = Saves::of(None);
+        written(&mut saves, [4, 2]);
+        assert_eq!(saves.newest_step(), 4);
+    }
+}
