@@ -257,7 +257,8 @@ impl Saver {
         let thread = std::thread::Builder::new().name(format!("checkpoint-{}", self.rank));
         let spawned = thread.spawn(move || drop(tell.send(task.run())));
         spawned.map_err(|e| TrainError::Internal(format!("cannot start the writer of checkpoints: {e}")))?;
-        self.under_way = Some(Writing { step, began, waited: began.elapsed().as_secs_f64(), copied, closing, void, done });
+        self.under_way =
+            Some(Writing { step, began, waited: began.elapsed().as_secs_f64(), copied, closing, void, done });
         Ok(())
     }
 

@@ -275,7 +275,10 @@ fn steps_that_a_broken_device_may_have_spoilt_are_computed_again() {
     let store = format!("checkpoint.store=\"file://{store}\"");
     let sets = [&["layout.dp=4", "checkpoint.keep=1", &store][..], &every].concat();
     let out = injected_in(&lab, "flip:2@6:device", 1, &sets);
-    assert!(out.stdout.contains("steps 5 to 7 were not checked (guard.recompute_every = 4) and are computed again"), "{out}");
+    assert!(
+        out.stdout.contains("steps 5 to 7 were not checked (guard.recompute_every = 4) and are computed again"),
+        "{out}"
+    );
     assert!(out.stdout.contains("3 steps redone") && out.stdout.contains("disk"), "{out}");
     assert!(out.stdout.contains("checkpoints of steps [6] are set aside"), "{out}");
     assert!(lab.path("out/checkpoints/step-00000006.damaged").is_dir(), "{out}");

@@ -108,7 +108,8 @@ impl Policy {
         let Some(back) = self.suspect.take() else { return false };
         self.saves.go(&back);
         let (first, last, from) = (back.first, self.committed, back.name());
-        self.why_saved = format!("steps {first} to {last} may be spoilt by a broken device and are computed again, from {from}: ");
+        self.why_saved =
+            format!("steps {first} to {last} may be spoilt by a broken device and are computed again, from {from}: ");
         true
     }
 
