@@ -54,4 +54,4 @@ pub use spec::tensors::STATE_CHUNK;
 pub use storage::{Disk, Storage, StorageFile};
 pub use tensor::{Kind, TensorEntry};
 pub use verify::{Report, TensorReport};
-pub use write::{PieceRef, write_pieces, write_pieces_to};
+pub use write::{PieceRef, Unhashed, write_pieces, write_pieces_to, write_unhashed};

@@ -1,5 +1,6 @@
 //! Writing: each rank puts its pieces in files named by what they hold.
 
+use std::collections::HashMap;
 use std::io::{self, Write};
 use std::ops::Range;
 use std::path::{Path, PathBuf};
@@ -7,16 +8,17 @@ use std::thread::{ScopedJoinHandle, scope};
 
 use spec::tensors::{Home, STATE_CHUNK, Tensor};
 
+use crate::digest::HashPiece;
 use crate::error::{CheckpointError, Place};
 use crate::folder::{has_manifest, step_dir};
-use crate::hash::{chunk_hashes, push_bytes, range_fault};
+use crate::hash::{Hash, chunk_hashes, chunks, push_bytes, range_fault};
 use crate::header;
 use crate::manifest::{FileEntry, PieceEntry};
 use crate::storage::{Disk, Storage, StorageFile, stage, temporary};
 use crate::tensor::Kind;
 
-/// Chunks that go to the file system in one write (1 MiB).
-const CHUNKS_PER_WRITE: usize = 16;
+/// Chunks that go to the file system in one write (256 KiB): what is put together for it stays in a core's cache.
+const CHUNKS_PER_WRITE: usize = 4;
 
 /// Files that are synced at a time, beside the one that is written.
 const SYNCS_MAX: usize = 8;
@@ -70,6 +72,63 @@ pub fn write_pieces_to(
     tp: usize,
     pieces: &[PieceRef<'_>],
 ) -> Result<Vec<FileEntry>, CheckpointError> {
+    write_files(storage, root, step, tensors, tp, pieces, chunk_hashes)
+}
+
+/// Files that were written, whose pieces are not hashed yet.
+#[derive(Debug)]
+#[must_use]
+pub struct Unhashed(Vec<FileEntry>);
+
+/// [`write_pieces`] for who hashes the pieces meanwhile.
+///
+/// # Errors
+/// As [`write_pieces`].
+pub fn write_unhashed(
+    root: &Path,
+    step: u64,
+    tensors: &[Tensor],
+    tp: usize,
+    pieces: &[PieceRef<'_>],
+) -> Result<Unhashed, CheckpointError> {
+    write_files(&Disk, root, step, tensors, tp, pieces, |_| Vec::new()).map(Unhashed)
+}
+
+impl Unhashed {
+    /// The files with the hashes that are in `hashed`, whose pieces may be larger than those written.
+    ///
+    /// # Errors
+    /// [`CheckpointError::Missing`] if a chunk is not among them.
+    pub fn with(mut self, tensors: &[Tensor], hashed: &[HashPiece]) -> Result<Vec<FileEntry>, CheckpointError> {
+        let numbers: HashMap<&str, usize> = tensors.iter().enumerate().map(|(i, t)| (t.name.as_str(), i)).collect();
+        let mut known: HashMap<(usize, Kind, usize), Vec<&HashPiece>> = HashMap::new();
+        for piece in hashed {
+            known.entry((piece.tensor, piece.kind, piece.slice)).or_default().push(piece);
+        }
+        for piece in self.0.iter_mut().flat_map(|file| &mut file.pieces) {
+            let (first, count) = (piece.elements.start / STATE_CHUNK, chunks(piece.elements.len()));
+            let of =
+                numbers.get(piece.tensor.as_str()).and_then(|number| known.get(&(*number, piece.kind, piece.slice)));
+            let found = of.into_iter().flatten().find_map(|hashed| {
+                let skip = first.checked_sub(hashed.first_chunk)?;
+                hashed.hashes.get(skip..skip + count)
+            });
+            let place = || Place { tensor: piece.tensor.clone(), kind: piece.kind, slice: piece.slice, chunk: first };
+            piece.hashes = found.ok_or_else(|| CheckpointError::Missing(place()))?.to_vec();
+        }
+        Ok(self.0)
+    }
+}
+
+fn write_files(
+    storage: &dyn Storage,
+    root: &Path,
+    step: u64,
+    tensors: &[Tensor],
+    tp: usize,
+    pieces: &[PieceRef<'_>],
+    hash: impl Fn(&[f32]) -> Vec<Hash>,
+) -> Result<Vec<FileEntry>, CheckpointError> {
     let folder = step_dir(root, step);
     if has_manifest(&folder) {
         return Err(CheckpointError::Exists { step, path: folder });
@@ -101,7 +160,7 @@ pub fn write_pieces_to(
         }
         for (entry, group) in files.iter_mut().zip(groups()) {
             for (piece, data) in entry.pieces.iter_mut().zip(group.iter().map(|piece| piece.data)) {
-                piece.hashes = chunk_hashes(data);
+                piece.hashes = hash(data);
             }
         }
         syncs.into_iter().try_for_each(wait)

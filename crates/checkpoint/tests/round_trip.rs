@@ -2,7 +2,9 @@
 
 mod common;
 
-use checkpoint::{Checkpoint, CheckpointError, Kind, STATE_CHUNK, commit, write_pieces};
+use checkpoint::{
+    Checkpoint, CheckpointError, HashPiece, Kind, STATE_CHUNK, chunk_hashes, commit, write_pieces, write_unhashed,
+};
 use common::{NUMERICS, Rng, State, bits};
 use proptest::prelude::*;
 use spec::tensors::Cut;
@@ -116,6 +118,33 @@ fn commit_takes_every_chunk_once_and_only_once() {
     twice.push(twice[3].clone());
     let error = write_pieces(root.path(), 2, &state.tensors, 2, &twice).unwrap_err();
     assert!(matches!(error, CheckpointError::Twice(_)), "{error}");
+}
+
+/// A rank hashes all that it holds, and writes parts of it.
+#[test]
+fn hashes_may_come_from_larger_pieces() {
+    let state = State::new(2, 11);
+    let root = tempfile::tempdir().unwrap();
+    let whole = |(tensor, kind, slice, values): &(usize, Kind, usize, Vec<f32>)| {
+        let hashes = chunk_hashes(values);
+        HashPiece { tensor: *tensor, kind: *kind, slice: *slice, first_chunk: 0, hashes }
+    };
+    let mut hashed: Vec<_> = state.slices.iter().map(whole).collect();
+    let parts: Vec<_> = state.deal(3, &mut Rng(12)).concat();
+    let write = |step| write_unhashed(root.path(), step, &state.tensors, 2, &parts).unwrap();
+    let files = write(2).with(&state.tensors, &hashed).unwrap();
+    let want = write_pieces(root.path(), 3, &state.tensors, 2, &parts).unwrap();
+    assert_eq!(files, want);
+    commit(root.path(), &state.tensors, &state.meta(2), files).unwrap();
+    // The last chunk of a piece is not known.
+    let cut = hashed.iter_mut().find(|piece| piece.hashes.len() > 1).unwrap();
+    let lost = cut.hashes.len() - 1;
+    cut.hashes.truncate(lost);
+    let (tensor, kind) = (state.tensors[cut.tensor].name.clone(), cut.kind);
+    let error = write(4).with(&state.tensors, &hashed).unwrap_err();
+    let CheckpointError::Missing(place) = &error else { panic!("{error}") };
+    assert_eq!((&place.tensor, place.kind), (&tensor, kind));
+    assert!(write(5).with(&state.tensors, &[]).is_err());
 }
 
 #[test]

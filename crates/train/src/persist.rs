@@ -53,7 +53,12 @@ fn hash_pieces(executor: &Executor) -> Vec<HashPiece> {
 /// # Errors
 /// If two holders of one chunk disagree, or a chunk has no holder.
 pub fn digest(executor: &Executor, cursor: u64) -> Result<Digest, TrainError> {
-    let mine = checkpoint::encode_pieces(&hash_pieces(executor));
+    digest_of(executor, cursor, &hash_pieces(executor))
+}
+
+/// [`digest`] from the hashes of all that this rank holds.
+fn digest_of(executor: &Executor, cursor: u64, mine: &[HashPiece]) -> Result<Digest, TrainError> {
+    let mine = checkpoint::encode_pieces(mine);
     let all = executor.comm.endpoint.all_gather_bytes(&executor.comm.world, &mine)?;
     let mut builder = DigestBuilder::new(&executor.tensors, executor.place.grid_tp, NUMERICS_VERSION);
     for piece in all.iter().map(|bytes| checkpoint::decode_pieces(bytes)) {
@@ -97,15 +102,9 @@ pub(crate) fn meta(executor: &Executor, step: u64, digest: Option<String>) -> Me
 /// # Errors
 /// The fabric's.
 ///
-/// `best` is the step of the best validation: its checkpoint is kept, and marked once it is there. `pending`: steps that
-/// must stay.
-pub fn save(
-    executor: &mut Executor,
-    root: &Path,
-    step: u64,
-    best: &Best,
-    pending: &[u64],
-) -> Result<Result<Saved, String>, TrainError> {
+/// `best` is the step of the best validation: its checkpoint is marked once it is there. Room is made by who calls
+/// [`make_room`] then.
+pub fn save(executor: &mut Executor, root: &Path, step: u64, best: &Best) -> Result<Result<Saved, String>, TrainError> {
     let cursor = executor.run.cursor(step);
     let disk_full = std::mem::take(&mut executor.faults.disk_full);
     let executor = &*executor;
@@ -117,11 +116,12 @@ pub fn save(
         (Ok(write_by_buckets(executor, root, step)), Ok(digest))
     } else {
         let (tp, tensors, pieces) = (executor.place.grid_tp, &executor.tensors, own_pieces(executor));
-        // All that this rank holds is hashed while the disk takes in what it writes.
+        // All that this rank holds is hashed, once, while the disk takes in what it writes.
         std::thread::scope(|scope| {
-            let writer = scope.spawn(|| checkpoint::write_pieces(root, step, tensors, tp, &pieces));
-            let digest = digest(executor, cursor);
-            (writer.join(), digest)
+            let writer = scope.spawn(|| checkpoint::write_unhashed(root, step, tensors, tp, &pieces));
+            let mine = hash_pieces(executor);
+            let digest = digest_of(executor, cursor, &mine);
+            (writer.join().map(|written| written.and_then(|files| files.with(tensors, &mine))), digest)
         })
     };
     let digest = digest?;
@@ -142,7 +142,7 @@ pub fn save(
         });
         let folder = checkpoint::step_dir(root, step);
         match &result {
-            Ok(_) => settle(root, step, executor.run, best, pending),
+            Ok(_) => mark_best(root, best),
             // What is left of a failed one must not fill the disk further.
             Err(_) if !folder.join(checkpoint::MANIFEST).exists() => drop(checkpoint::discard(root, step)),
             Err(_) => {}
@@ -155,10 +155,15 @@ pub fn save(
     Ok(result.map(|(path, bytes)| Saved { path, bytes, written_s: None }))
 }
 
-/// What follows the commit of `step`: the marker of the best one, and room for the next. Old ones that cannot be removed are no
-/// reason to stop.
+/// What follows the commit of `step`: the marker of the best one, and room for the next.
 pub(crate) fn settle(root: &Path, step: u64, run: &Run, best: &Best, pending: &[u64]) {
     mark_best(root, best);
+    make_room(root, step, run, best, pending);
+}
+
+/// Removes what is old once `step` is committed; `pending`: steps that must stay. Old ones that cannot be removed are no reason
+/// to stop.
+pub(crate) fn make_room(root: &Path, step: u64, run: &Run, best: &Best, pending: &[u64]) {
     let also = best.best.iter().map(|(step, _)| *step).chain(pending.iter().copied());
     let also = also.chain(sound(root, step, run.guard.recompute_every)).collect();
     let retention = Retention { keep: run.checkpoint.keep, keep_every: run.checkpoint.keep_every, also };

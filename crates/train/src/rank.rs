@@ -308,6 +308,7 @@ impl RankRun<'_> {
         let checked = every > 0 && step.is_multiple_of(every);
         self.executor.recheck =
             if checked { Recheck::first(leaves::shifts(&run.grid, &run.layout)) } else { Recheck::default() };
+        self.executor.writer = self.saver.due(step).then(|| self.saver.word(run));
         let mut decision = run_once(&mut self.executor)?;
         while self.executor.recheck.again() && decision.finite {
             decision = run_once(&mut self.executor)?;

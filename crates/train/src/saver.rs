@@ -1,15 +1,17 @@
 //! Checkpoints beside the steps: a rank lends what it writes to a thread and goes on; the thread copies it before the next
 //! update, then writes the copy.
 //!
-//! The ranks agree at a due step, in one small exchange, that all of them are free and which attempt this is. From there on
-//! nothing is exchanged: each leaves its part on disk, rank 0's thread looks for them and commits.
+//! The ranks agree at a due step that all of them are free and which attempt this is: by their ballots, so that nobody waits for
+//! it, or in one small exchange where the step was not known to be due before its vote. From there on nothing is exchanged:
+//! each leaves its part on disk, rank 0's thread looks for them and commits.
 
 use std::cell::Cell;
 use std::hash::{BuildHasher, Hasher, RandomState};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, TryRecvError, channel};
+use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use checkpoint::interval::{Measured, steps_between};
@@ -63,8 +65,38 @@ pub struct Saver {
     /// Of the last checkpoint: held the run up for, until its manifest; seconds.
     cost: Option<(f64, f64)>,
     gap: u64,
+    /// Why the gap is another one, until it is told.
+    why: Option<String>,
     /// Rank 0's, if there is a store.
     uploader: Option<Arc<Uploader>>,
+    /// The step that is being written here; 0: none.
+    busy: Arc<AtomicU64>,
+    /// Rank 0's, after a checkpoint for which the ranks waited: what removes older ones.
+    room: Option<JoinHandle<()>>,
+}
+
+/// What ranks tell each other before a checkpoint.
+#[derive(Debug, Clone)]
+pub struct Word {
+    busy: Arc<AtomicU64>,
+    token: u64,
+    gap: u64,
+}
+
+impl Word {
+    /// The step that is being written (0: none), a number that names the attempt, the steps to the next one.
+    pub fn now(&self) -> [u64; 3] {
+        [self.busy.load(Ordering::Acquire), self.token, self.gap]
+    }
+}
+
+/// The step is no longer being written once this is gone.
+struct Busy(Arc<AtomicU64>);
+
+impl Drop for Busy {
+    fn drop(&mut self) {
+        self.0.store(0, Ordering::Release);
+    }
 }
 
 struct Writing {
@@ -130,7 +162,10 @@ impl Saver {
             step_s: None,
             cost: None,
             gap: FIRST,
+            why: None,
             uploader: None,
+            busy: Arc::default(),
+            room: None,
         }
     }
 
@@ -161,14 +196,40 @@ impl Saver {
         self.uploader.as_ref().map_or(Vec::new(), |uploader| uploader.pending())
     }
 
-    /// Takes in that `step` was written while the ranks waited.
-    pub fn wrote(&mut self, step: u64, best: &Best) {
+    /// Takes in that `step` was written while the ranks waited; older ones are removed without them.
+    pub fn wrote(&mut self, step: u64, best: &Best, run: &Run) {
         if let Due::Auto(next) = &mut self.due {
             *next = step + self.gap;
+        }
+        if self.rank == 0 {
+            let (root, run, best, pending) = (self.root.clone(), run.clone(), *best, self.pending());
+            let thread = std::thread::Builder::new().name("checkpoint-room".into());
+            let make = move || {
+                let _ = rustix::process::nice(WRITER_NICE);
+                persist::make_room(&root, step, &run, &best, &pending);
+            };
+            // Without a thread there is none to spare: the next one makes room.
+            self.room = thread.spawn(make).ok();
         }
         if let Some(uploader) = &self.uploader {
             uploader.push(step, kept_for(best));
         }
+    }
+
+    /// Waits until what a checkpoint leaves room for is gone.
+    pub fn room_is_made(&mut self) {
+        if let Some(thread) = self.room.take() {
+            drop(thread.join());
+        }
+    }
+
+    /// What this rank tells the others with its ballot for a step that is due.
+    pub fn word(&mut self, run: &Run) -> Word {
+        self.look(Duration::ZERO);
+        if let Some(why) = self.adapt(run) {
+            self.why = Some(why);
+        }
+        Word { busy: self.busy.clone(), token: RandomState::new().build_hasher().finish(), gap: self.gap }
     }
 
     /// Rank 0, after the last checkpoint: waits for the store, within limits.
@@ -206,20 +267,27 @@ impl Saver {
         std::mem::take(&mut self.news)
     }
 
-    /// Begins the checkpoint of the state after `step`, unless one is still being written on some rank. All ranks call it.
+    /// Begins the checkpoint of the state after `step`, unless one is still being written on some rank. All ranks call it,
+    /// with the [`Word`]s that came with the ballots of the step, if they did.
     ///
     /// # Errors
     /// The fabric's.
-    pub fn begin(&mut self, executor: &mut Executor, step: u64, best: &Best) -> Result<(), TrainError> {
+    pub fn begin(
+        &mut self,
+        executor: &mut Executor,
+        step: u64,
+        best: &Best,
+        words: Option<Vec<[u64; 3]>>,
+    ) -> Result<(), TrainError> {
         let began = Instant::now();
-        self.look(Duration::ZERO);
-        let why = self.adapt(executor.run);
-        let busy = self.under_way.as_ref().map_or(0, |writing| writing.step);
-        let words = words_of_all(&*executor, [busy, RandomState::new().build_hasher().finish(), self.gap])?;
+        let words = match words {
+            Some(words) => words,
+            None => words_of_all(&*executor, self.word(executor.run).now())?,
+        };
         let [_, token, gap] = words[0];
         if matches!(self.due, Due::Auto(_)) {
             self.due = Due::Auto(step + gap);
-            self.news.extend(why.map(|text| Event::Notice { text }));
+            self.news.extend(self.why.take().map(|text| Event::Notice { text }));
         }
         if let Some([under_way, ..]) = words.iter().find(|word| word[0] > 0) {
             let text = format!(
@@ -228,6 +296,8 @@ impl Saver {
             self.news.push(Event::Notice { text });
             return Ok(());
         }
+        // Who said that it is free has given back what it gave, or is about to.
+        self.look(PART_LIMIT);
         // One that is skipped finds no disk full.
         let disk_full = std::mem::take(&mut executor.faults.disk_full);
         let (loan, snapshot) = (executor.lend(), std::mem::take(&mut self.spare));
@@ -255,7 +325,12 @@ impl Saver {
             }),
         };
         let thread = std::thread::Builder::new().name(format!("checkpoint-{}", self.rank));
-        let spawned = thread.spawn(move || drop(tell.send(task.run())));
+        self.busy.store(step, Ordering::Release);
+        let busy = Busy(self.busy.clone());
+        let spawned = thread.spawn(move || {
+            let _busy = busy;
+            drop(tell.send(task.run()));
+        });
         spawned.map_err(|e| TrainError::Internal(format!("cannot start the writer of checkpoints: {e}")))?;
         self.under_way =
             Some(Writing { step, began, waited: began.elapsed().as_secs_f64(), copied, closing, void, done });
@@ -340,6 +415,7 @@ impl Saver {
 
 impl Drop for Saver {
     fn drop(&mut self) {
+        self.room_is_made();
         let Some(writing) = self.under_way.take() else { return };
         // The world has ended. Its writers go on by themselves, as long as their processes do: what can be finished is, and the
         // folder of an attempt is never taken for a checkpoint.
@@ -370,9 +446,10 @@ impl Task {
     fn run(self) -> Done {
         let began = Instant::now();
         let Self { attempt, rank, tensors, tp, loan, mut snapshot, delay, disk_full, closing, void, commit } = self;
-        // The steps come first; where that is refused it only writes sooner.
-        let _ = rustix::process::nice(WRITER_NICE);
+        // An update may wait for the copy, so that is as important as a step. After it the steps come first; where that is
+        // refused it only writes sooner.
         loan.copy_into(&mut snapshot);
+        let _ = rustix::process::nice(WRITER_NICE);
         if commit.is_some() {
             attempt.sweep();
         }
@@ -419,5 +496,24 @@ impl Task {
         });
         let cpu = clock_gettime(ClockId::ThreadCPUTime);
         Done { snapshot, cpu: cpu.tv_sec as f64 + cpu.tv_nsec as f64 * 1e-9, verdict }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn who_writes_is_busy_until_its_thread_is_over_however_it_ends() {
+        let busy = Arc::new(AtomicU64::new(7));
+        let word = Word { busy: busy.clone(), token: 3, gap: 5 };
+        assert_eq!(word.now(), [7, 3, 5]);
+        let over = Busy(busy);
+        let ended = std::thread::spawn(move || {
+            let _over = over;
+            std::panic::resume_unwind(Box::new("a writer that fails"));
+        });
+        assert!(ended.join().is_err());
+        assert_eq!(word.now(), [0, 3, 5]);
     }
 }

@@ -20,6 +20,8 @@ pub struct Ballot {
     pub stop: bool,
     /// Its state is not what it wrote after the last step.
     pub corrupt: bool,
+    /// Before a checkpoint: what its writer says ([`crate::saver::Word`]).
+    pub writer: Option<[u64; 3]>,
     /// What it made of leaves, in a step that is checked.
     pub leaves: Vec<Seen>,
     /// Loss sums of the leaves whose loss this rank speaks for.
@@ -39,7 +41,8 @@ impl Ballot {
     pub fn encode(&self) -> Vec<u8> {
         let mut out = Vec::new();
         let mut put = |n: u64| out.extend(n.to_le_bytes());
-        put(u64::from(self.stop) | u64::from(self.corrupt) << 1);
+        put(u64::from(self.stop) | u64::from(self.corrupt) << 1 | u64::from(self.writer.is_some()) << 2);
+        self.writer.into_iter().flatten().for_each(&mut put);
         put(self.leaves.len() as u64);
         self.leaves.iter().for_each(|seen| [seen.pass, seen.key, seen.hash].into_iter().for_each(&mut put));
         put(self.losses.len() as u64);
@@ -80,6 +83,9 @@ impl Ballot {
         let mut next = || words.next().ok_or_else(short);
         let flags = next()?;
         let mut ballot = Self { stop: flags & 1 != 0, corrupt: flags & 2 != 0, ..Self::default() };
+        if flags & 4 != 0 {
+            ballot.writer = Some([next()?, next()?, next()?]);
+        }
         for _ in 0..next()? {
             ballot.leaves.push(Seen { pass: next()?, key: next()?, hash: next()? });
         }
@@ -120,6 +126,8 @@ pub struct Tally {
     pub stop: bool,
     /// The ranks whose state is not what they wrote.
     pub corrupt: Vec<u32>,
+    /// What the writers of all ranks say, before a checkpoint.
+    pub writers: Option<Vec<[u64; 3]>>,
     /// What each rank made of leaves, in a step that is checked.
     pub leaves: Vec<Vec<Seen>>,
     /// Auxiliary loss of every unit, weighted by its tokens with a target and summed; without its coefficient.
@@ -155,9 +163,10 @@ pub fn tally(ballots: &[Ballot], grid: &Grid, tensors: &[Tensor]) -> Result<Tall
     let loss = LossSum { nats: sum_f64(&cells), tokens: tokens_bytes.0, bytes: tokens_bytes.1 };
     let stop = ballots.iter().any(|b| b.stop);
     let corrupt = (0..).zip(ballots).filter(|(_, b)| b.corrupt).map(|(rank, _)| rank).collect();
+    let writers = ballots.iter().map(|b| b.writer).collect();
     let leaves = ballots.iter().map(|b| b.leaves.clone()).collect();
     let squares = squares(ballots, grid, tensors)?;
-    Ok(Tally { loss, squares, stop, corrupt, leaves, aux: 0.0, loads: Vec::new(), copies: 0 })
+    Ok(Tally { loss, squares, stop, corrupt, writers, leaves, aux: 0.0, loads: Vec::new(), copies: 0 })
 }
 
 /// [`tally`] of a training step, with what the routers report.
@@ -286,6 +295,7 @@ mod tests {
         Ballot {
             stop: true,
             corrupt: true,
+            writer: Some([0, u64::MAX, 7]),
             leaves: vec![Seen { pass: 1, key: 2, hash: u64::MAX }],
             losses: vec![(Leaf { cell: 0, mb: 0 }, sum), (Leaf { cell: 1, mb: 0 }, sum)],
             squares: vec![(0, 0, 0, vec![4.0])],
@@ -329,7 +339,7 @@ mod tests {
     #[test]
     fn every_leaf_and_chunk_is_counted_once() {
         let good = tally(&[ballot()], &grid(), &one_tensor()).unwrap();
-        assert_eq!(good.corrupt, [0]);
+        assert_eq!((&good.corrupt[..], good.writers), (&[0][..], Some(vec![[0, u64::MAX, 7]])));
         assert_eq!((good.loss.nats, good.loss.tokens, good.squares, good.stop), (3.0, 6, 4.0, true));
         let twice = tally(&[ballot(), ballot()], &grid(), &one_tensor()).unwrap_err();
         assert!(twice.to_string().contains("twice"), "{twice}");

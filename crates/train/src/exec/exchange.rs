@@ -8,6 +8,7 @@ use super::{Executor, unhosted, unit_of};
 use crate::buffers::Memory;
 use crate::error::TrainError;
 use crate::mutant::Mutant;
+use crate::saver::Word;
 use crate::segments::need;
 use crate::state::ChunkState;
 use crate::vote::Ballot;
@@ -87,7 +88,8 @@ impl Executor<'_> {
                     mode == Mode::Train && !self.guard.check(self.ctx, self.states(), self.chunks.len()).is_empty();
                 self.counts.guard += began.elapsed();
                 let leaves = if mode == Mode::Train { self.recheck.tell() } else { Vec::new() };
-                let ballot = Ballot { corrupt, leaves, ..self.fill_ballot(mode) }.encode();
+                let writer = self.writer.as_ref().filter(|_| mode == Mode::Train).map(Word::now);
+                let ballot = Ballot { corrupt, writer, leaves, ..self.fill_ballot(mode) }.encode();
                 if mode == Mode::Train {
                     self.prepared = Some(self.step);
                 }

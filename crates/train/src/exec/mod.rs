@@ -33,6 +33,7 @@ use crate::mutant::{self, Mutant};
 use crate::persist;
 use crate::place::Place;
 use crate::rank::Pulse;
+use crate::saver::Word;
 use crate::segments::{self, Env};
 use crate::shelf::Shelf;
 use crate::state::ChunkState;
@@ -122,6 +123,10 @@ pub struct Executor<'a> {
     pub loads: Vec<Vec<u64>>,
     /// Rows sent in it to ranks with their experts, all layers.
     pub copies: u64,
+    /// What goes with the ballot if a checkpoint is due after the step.
+    pub writer: Option<Word>,
+    /// What came with all ballots of the last vote then.
+    pub writers: Option<Vec<[u64; 3]>>,
     step: u64,
 }
 
@@ -190,6 +195,8 @@ impl<'a> Executor<'a> {
             pulse: Arc::default(),
             loads: Vec::new(),
             copies: 0,
+            writer: None,
+            writers: None,
             step: 0,
         }
     }
@@ -378,6 +385,7 @@ impl<'a> Executor<'a> {
                 self.decision = Some(decision);
                 (self.loads, self.copies) = (tally.loads, tally.copies);
                 if let (Mode::Train, Some(decision)) = (mode, self.decision) {
+                    self.writers = tally.writers;
                     self.voted = Some(Instant::now());
                     self.verdict = Some(Verdict { step: self.step, decision, loads: self.loads.clone() });
                 }

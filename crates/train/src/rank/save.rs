@@ -24,7 +24,8 @@ impl RankRun<'_> {
             return Ok(true);
         }
         let began = Instant::now();
-        self.saver.begin(&mut self.executor, step, &self.best)?;
+        let told = self.executor.writers.take();
+        self.saver.begin(&mut self.executor, step, &self.best, told)?;
         self.spent("checkpoint", began);
         Ok(false)
     }
@@ -44,13 +45,13 @@ impl RankRun<'_> {
             return Ok(true);
         }
         let began = Instant::now();
-        let pending = self.saver.pending();
-        let result = persist::save(&mut self.executor, &self.job.checkpoints, step, &self.best, &pending)?;
+        self.saver.room_is_made();
+        let result = persist::save(&mut self.executor, &self.job.checkpoints, step, &self.best)?;
         self.spent("checkpoint", began);
         self.failed_checkpoint = result.as_ref().err().cloned();
         match result {
             Ok(saved) => {
-                self.saver.wrote(step, &self.best);
+                self.saver.wrote(step, &self.best, &self.job.run);
                 let seconds = began.elapsed().as_secs_f64();
                 let Saved { path, bytes, written_s } = saved;
                 self.say(Event::Checkpoint { step, path, bytes, seconds, written_s });
