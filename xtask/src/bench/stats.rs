@@ -14,6 +14,21 @@ pub fn median(values: impl IntoIterator<Item = f64>) -> Option<f64> {
     Some(if sorted.len() % 2 == 1 { sorted[half] } else { (sorted[half - 1] + sorted[half]) / 2.0 })
 }
 
+/// The values between which the middle half lies, interpolated; `None` as for [`median`].
+pub fn quartiles(values: &[f64]) -> Option<(f64, f64)> {
+    let mut sorted = values.to_vec();
+    if sorted.is_empty() || sorted.iter().any(|v| v.is_nan()) {
+        return None;
+    }
+    sorted.sort_by(f64::total_cmp);
+    let at = |part: f64| {
+        let place = part * (sorted.len() - 1) as f64;
+        let (below, rest) = (place as usize, place.fract());
+        sorted[below] + rest * (sorted[(below + 1).min(sorted.len() - 1)] - sorted[below])
+    };
+    Some((at(0.25), at(0.75)))
+}
+
 /// Largest minus smallest over the median: how much the rounds differ.
 pub fn spread(values: &[f64]) -> Option<f64> {
     let middle = median(values.iter().copied()).filter(|m| *m > 0.0)?;
@@ -47,6 +62,14 @@ mod tests {
         assert_eq!(median([7.0]), Some(7.0));
         assert_eq!(median([]), None);
         assert_eq!(median([1.0, f64::NAN, 2.0]), None);
+    }
+
+    #[test]
+    fn between_the_quartiles_lies_the_middle_half() {
+        assert_eq!(quartiles(&[5.0, 1.0, 2.0, 4.0, 3.0]), Some((2.0, 4.0)));
+        assert_eq!(quartiles(&[1.0, 2.0]), Some((1.25, 1.75)));
+        assert_eq!(quartiles(&[7.0]), Some((7.0, 7.0)));
+        assert_eq!((quartiles(&[]), quartiles(&[f64::NAN])), (None, None));
     }
 
     #[test]

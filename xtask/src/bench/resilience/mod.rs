@@ -7,12 +7,14 @@ mod disk;
 mod faults;
 mod mirror;
 mod peer;
+mod recheck;
 mod watched;
 
 use std::path::Path;
+use std::time::Instant;
 
 use super::machine::Machine;
-use super::stats::median;
+use super::stats::{median, quartiles};
 use crate::prove::launch::build;
 use watched::Bench;
 
@@ -24,9 +26,9 @@ pub struct Args {
     /// Rounds of each row, fewer where they take longer than a minute and a half; medians are shown.
     #[arg(long, default_value_t = 3, value_parser = clap::value_parser!(u32).range(1..))]
     rounds: u32,
-    /// Tokens of a step in the rows of mirrors [default: 8192; 2048 at L, whose cost at 8192 is then estimated].
-    #[arg(long)]
-    tokens: Option<usize>,
+    /// Tokens of a step in the rows of mirrors.
+    #[arg(long, default_value_t = 8192)]
+    tokens: usize,
     /// Seconds of the run whose goodput is taken; a fault strikes every 20 s.
     #[arg(long, default_value_t = 90.0)]
     seconds: f64,
@@ -75,6 +77,9 @@ impl std::fmt::Display for Figure {
         let rounds: Vec<_> = self.rounds.iter().map(|v| shown(*v)).collect();
         writeln!(f, "{:<44} {middle:>8} {:<5} | reach {} | peer {}", self.what, self.unit, self.reach, self.peer)?;
         write!(f, "    {} rounds: {}", self.rounds.len(), rounds.join(" "))?;
+        if let (Some((low, high)), 2..) = (quartiles(&self.rounds), self.rounds.len()) {
+            write!(f, " (quartiles {} and {})", shown(low), shown(high))?;
+        }
         if self.note.is_empty() { Ok(()) } else { write!(f, " | {}", self.note) }
     }
 }
@@ -82,11 +87,12 @@ impl std::fmt::Display for Figure {
 type Measure = fn(&Bench, &Args) -> Result<Vec<Figure>, String>;
 
 /// The rows by name.
-const ROWS: [(&str, Measure); 11] = [
+const ROWS: [(&str, Measure); 12] = [
     ("mirror-m0", |b, a| mirror::row(b, a, "M", "dp2-zero0")),
     ("mirror-m1", |b, a| mirror::row(b, a, "M", "dp2-zero1")),
     ("mirror-l0", |b, a| mirror::row(b, a, "L", "dp2-zero0")),
     ("mirror-l1", |b, a| mirror::row(b, a, "L", "dp2-zero1")),
+    ("recheck", recheck::row),
     ("kill", faults::kill),
     ("stop", faults::stop),
     ("cut", faults::cut),
@@ -115,6 +121,7 @@ pub fn run(root: &Path, args: &Args) -> Result<bool, String> {
     println!("# peer: {}", peer.origin);
     let bench = Bench::new(binary, folder.path(), &machine, peer);
     for (name, measure) in rows {
+        let began = Instant::now();
         match measure(&bench, args) {
             Ok(figures) => figures.iter().for_each(|figure| println!("{name:<11} {figure}")),
             Err(why) => {
@@ -122,6 +129,7 @@ pub fn run(root: &Path, args: &Args) -> Result<bool, String> {
                 println!("{name:<11} error: {why}");
             }
         }
+        println!("# {name}: {:.0} s", began.elapsed().as_secs_f64());
     }
     Ok(complete)
 }

@@ -19,7 +19,7 @@ use crate::prove::launch::piped;
 /// Longest run.
 const LIMIT: Duration = Duration::from_secs(150);
 /// A row begins no other round after so long.
-const ROW: Duration = Duration::from_secs(90);
+const ROW: Duration = Duration::from_secs(150);
 /// Steps that do not count.
 pub const WARMUP: usize = 2;
 
@@ -178,8 +178,13 @@ impl<'a> Bench<'a> {
 impl Run {
     /// Median seconds of the steps after the warm-up.
     pub fn step_s(&self) -> Result<f64, String> {
+        self.step_s_after(WARMUP)
+    }
+
+    /// Median seconds of the steps after so many.
+    pub fn step_s_after(&self, warmup: usize) -> Result<f64, String> {
         let steps = self.events.iter().filter_map(|(_, e)| if let Event::Step(s) = e { Some(s.seconds) } else { None });
-        median(steps.skip(WARMUP)).ok_or_else(|| "no step after the warm-up".into())
+        median(steps.skip(warmup)).ok_or_else(|| "no step after the warm-up".into())
     }
 
     /// When the first event after `since` that `wanted` wants came.
