@@ -104,7 +104,8 @@ class Llama(nn.Module):
         super().__init__()
         hidden, layers = shape["hidden"], shape["layers"]
         first, last = part == 0, part == parts - 1
-        mine = range(layers * part // parts, layers * (part + 1) // parts)
+        stages = shape.get("stages") or [layers * (i + 1) // parts - layers * i // parts for i in range(parts)]
+        mine = range(sum(stages[:part]), sum(stages[: part + 1]))
         self.embed_tokens = nn.Embedding(shape["vocab"], hidden) if first else None
         self.layers = nn.ModuleDict({str(i): Block(shape) for i in mine})
         self.norm = nn.RMSNorm(hidden, eps=1e-5) if last else None

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 
 use program::print::{self, Limits};
-use program::{Mode, lower, placement};
+use program::{Mode, balance, lower, placement};
 use train::against::{Comparison, STEPS};
 use train::{TrainError, launch};
 
@@ -27,6 +27,9 @@ pub struct Args {
     #[arg(long)]
     json: bool,
 }
+
+/// A split of the layers is proposed where its busiest position has less than this share of the work of the present one's.
+const WORTH_SAYING: f64 = 0.98;
 
 /// What a layout is compared with.
 #[derive(Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
@@ -58,6 +61,9 @@ pub fn run(args: &Args) -> Result<u8, TrainError> {
         let verdict = serde_json::json!({
             "kind": "check", "schema": events::SCHEMA, "verdict": "sound", "layout": run.layout.to_string(), "ranks": world,
             "bubble": report.bubble, "peak_activations": report.peak_activations, "bytes_by_axis": report.bytes(),
+            "stages": run.layout.stages.iter().map(|stage| stage.len()).collect::<Vec<_>>(),
+            "position_shares": balance::shares(&run.model, &run.layout, run.train.seq),
+            "stages_even": balance::best(&run.model, &run.layout, run.train.seq).0,
             "states": table.iter().map(placed).collect::<Vec<_>>(),
         });
         line(&verdict.to_string());
@@ -81,6 +87,9 @@ pub fn run(args: &Args) -> Result<u8, TrainError> {
         100.0 * report.bubble,
         report.peak_activations
     ));
+    if run.layout.pp > 1 {
+        line(&stages(&run));
+    }
     line(&print::placements(&table));
     line(&memory(&run));
     line(&print::table(&report, Limits::default()));
@@ -92,6 +101,19 @@ pub fn run(args: &Args) -> Result<u8, TrainError> {
         }
     }
     against(args, &run)
+}
+
+/// How evenly pipeline positions share the work, and which split of the layers would do better.
+fn stages(run: &spec::Run) -> String {
+    let layers: Vec<_> = run.layout.stages.iter().map(|stage| stage.len()).collect();
+    let busiest = balance::largest(&balance::shares(&run.model, &run.layout, run.train.seq));
+    let (best, least) = balance::best(&run.model, &run.layout, run.train.seq);
+    let better = if least < busiest * WORTH_SAYING {
+        format!("; with layout.stages={best:?} {least:.2}")
+    } else {
+        String::new()
+    };
+    format!("stages {layers:?}: the busiest position has {busiest:.2} times the mean of the products{better}")
 }
 
 /// What the rank of the first pipeline that takes most memory is planned to take.

@@ -4,9 +4,11 @@
 //! [`check`](check::check) proves the lists before they run, [`mod@print`] shows them. No I/O.
 //!
 //! The order of pipeline work comes from [`schedule`], sizes of messages from [`bytes`],
-//! who updates which state from [`buckets`], [`ownership`] and [`state`], and [`cost`] tells how much work it is.
+//! who updates which state from [`buckets`], [`ownership`] and [`state`], [`cost`] tells how much work it is,
+//! and [`balance`] how evenly a pipeline shares it.
 
 mod axis;
+pub mod balance;
 pub mod buckets;
 pub mod bytes;
 pub mod check;

@@ -92,7 +92,9 @@ impl<'a> Peer<'a> {
     /// # Errors
     /// It ended twice before it was ready.
     pub fn start(&self, shape: &Shape, mode: &Mode, variant: &'static str, seconds: f64) -> Result<Contestant, String> {
-        let spec = spec(shape.json()?, mode, variant, seconds).to_string();
+        let mut of = shape.json()?;
+        of["stages"] = json!(mode.stages(shape));
+        let spec = spec(of, mode, variant, seconds).to_string();
         let once = || {
             let mut command = self.python(mode.cores());
             command.env("OMP_NUM_THREADS", mode.threads.to_string()).arg(&spec);

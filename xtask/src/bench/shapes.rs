@@ -1,5 +1,6 @@
 //! What is trained, and how it is split.
 
+use program::balance;
 use serde_json::{Value, json};
 use spec::Run;
 
@@ -45,6 +46,8 @@ pub struct Mode {
     pub cells: usize,
     /// Pipeline stages.
     pub pp: usize,
+    /// They share the work evenly, the head counted, and not the layers.
+    pub balanced: bool,
     /// ZeRO stage.
     pub zero: usize,
     /// Threads of a rank.
@@ -64,6 +67,7 @@ const ALONE: Mode = Mode {
     tp: 1,
     cells: 1,
     pp: 1,
+    balanced: false,
     zero: 0,
     threads: 1,
     variants: &["eager", "compiled"],
@@ -73,7 +77,7 @@ const ALONE: Mode = Mode {
 pub const ONE: Mode = Mode { name: "1x1", ..ALONE };
 
 /// All modes.
-pub const MODES: [Mode; 10] = [
+pub const MODES: [Mode; 11] = [
     ONE,
     Mode { name: "1x2", threads: 2, ..ALONE },
     Mode { name: "cells4", cells: 4, variants: &[], ..ALONE },
@@ -82,6 +86,7 @@ pub const MODES: [Mode; 10] = [
     Mode { name: "dp2-zero3", dp: 2, zero: 3, variants: &["fsdp2"], ..ALONE },
     Mode { name: "tp2", tp: 2, variants: &["dtensor"], ..ALONE },
     Mode { name: "pp2", pp: 2, variants: &["gpipe", "1f1b"], ..ALONE },
+    Mode { name: "pp2-balanced", pp: 2, balanced: true, variants: &["gpipe", "1f1b"], ..ALONE },
     Mode { name: "cp2", cp: 2, variants: &[], ..ALONE },
     Mode { name: "ep2", dp: 2, ep: 2, variants: &[], ..ALONE },
 ];
@@ -96,7 +101,7 @@ impl Mode {
     pub fn fits(&self, shape: &Shape) -> bool {
         let alone = self.ranks() == 1 && self.cells == 1;
         match shape.name {
-            "S" if self.cells > 1 => false,
+            "S" if self.cells > 1 || self.balanced => false,
             "E" => alone || self.ep > 1,
             "long" => alone || self.cp > 1,
             _ => self.cp * self.ep == 1,
@@ -112,7 +117,8 @@ impl Mode {
     pub fn sets(&self, shape: &Shape) -> Vec<String> {
         let microbatches = if self.pp > 1 { PIPELINE_MICROBATCHES } else { 1 };
         let set = |key: &str, value: usize| format!("{key}={value}");
-        vec![
+        let stages = self.stages(shape).map(|stages| format!("layout.stages={stages:?}"));
+        let sets = vec![
             set("grid.dp", self.dp),
             set("grid.ep", self.ep),
             set("grid.cp", self.cp),
@@ -124,7 +130,15 @@ impl Mode {
             set("layout.pp", self.pp),
             set("layout.zero", self.zero),
             set("layout.threads", self.threads),
-        ]
+        ];
+        sets.into_iter().chain(stages).collect()
+    }
+
+    /// Layers of each stage, where they are not the even ones.
+    pub fn stages(&self, shape: &Shape) -> Option<Vec<usize>> {
+        let even = Mode { balanced: false, ..*self };
+        let run = self.balanced.then(|| shape.run(&even).expect("a shape has every mode of the table"))?;
+        Some(balance::best(&run.model, &run.layout, shape.seq).0)
     }
 }
 

@@ -116,6 +116,20 @@ fn a_layout_is_compared_with_one_rank() {
     assert_eq!((&value["kind"], &value["equal"]), (&"against".into(), &true.into()));
 }
 
+/// A head as wide as that of shape M: the split of layers that `check` proposes is one that it then has nothing better for.
+#[test]
+fn a_better_split_of_the_layers_is_proposed() {
+    let wide = ["layout.pp=2", "model.vocab=4096"];
+    let value = verdict(&wide);
+    let shares: Vec<f64> = value["position_shares"].as_array().unwrap().iter().map(|s| s.as_f64().unwrap()).collect();
+    assert!(shares[1] > 1.2 && near(shares[0] + shares[1], 2.0), "{value}");
+    assert_eq!((&value["stages"], &value["stages_even"]), (&serde_json::json!([2, 2]), &serde_json::json!([3, 1])));
+    let told = check(&[], &wide).expect(0);
+    assert!(told.stdout.contains("; with layout.stages=[3, 1] "), "{told}");
+    let even = check(&[], &[&wide[..], &["layout.stages=[3, 1]"]].concat()).expect(0);
+    assert!(even.stdout.contains("stages [3, 1]: ") && !even.stdout.contains("; with layout.stages"), "{even}");
+}
+
 #[test]
 fn chunks_on_one_position_are_refused() {
     let out = check(&[], &["layout.vpp=2"]).expect(2);
