@@ -138,12 +138,18 @@ fn memory(run: &spec::Run) -> String {
     let parts =
         parts.into_iter().filter(|(_, bytes)| *bytes > 0).map(|(what, bytes)| format!("{what} {:.1}", mb(bytes)));
     let parts = parts.collect::<Vec<_>>().join(" + ");
-    let at_once = plan.at_once.map(|bytes| {
-        let buffers = mb(plan.activations + plan.in_flight);
-        format!(" | of {buffers:.1} MB of buffers {:.1} MB are in use at once", mb(bytes))
-    });
-    let at_once = at_once.unwrap_or_default();
-    format!("memory: rank {rank} takes {:.1} MB = {parts}, and the process itself{at_once}", mb(plan.total()))
+    let (buffers, at_once) = (mb(plan.activations + plan.in_flight), mb(plan.at_once));
+    let uneven = match plan.uneven {
+        0 => String::new(),
+        bytes => format!(
+            " | with the experts in balance; {:.1} MB if all rows of a group chose those of this rank",
+            mb(plan.total() + bytes)
+        ),
+    };
+    format!(
+        "memory: rank {rank} takes {:.1} MB = {parts}, and the process itself | of {buffers:.1} MB of buffers {at_once:.1} MB are in use at once{uneven}",
+        mb(plan.total())
+    )
 }
 
 /// The comparison that was asked for, if any.

@@ -17,21 +17,47 @@ impl Endpoint {
     /// `send[m]` to member m for every m; what member m had for this one replaces `recv[m]`. Sizes are free, nothing
     /// included, and need not be known to the receiver: a count goes ahead.
     ///
+    /// # Errors
+    /// Those of [`Endpoint`]; `Argument` if there is not one of each per member.
+    pub fn all_to_all(&self, group: &Group, send: &[&[f32]], recv: &mut [Vec<f32>]) -> Result<(), FabricError> {
+        if recv.len() != send.len() {
+            let what = format!("{} parts to send and {} to receive", send.len(), recv.len());
+            return self.run(group, Operation::AllToAll, 0, |task, _| Err(task.argument(what)));
+        }
+        let mut spare: Vec<_> = recv.iter_mut().map(std::mem::take).collect();
+        // Whatever is there is overwritten: only what is missing is filled first.
+        let room = &mut |member: usize, len| {
+            let mut buffer = std::mem::take(&mut spare[member]);
+            buffer.resize(len, 0.0);
+            buffer
+        };
+        let came = self.all_to_all_into(group, send, room)?;
+        recv.iter_mut().zip(came).for_each(|(recv, came)| *recv = came);
+        Ok(())
+    }
+
+    /// [`Endpoint::all_to_all`] into buffers that `room` makes, for what a member sends and of its length; by member.
+    ///
     /// In step s every member sends to the one s places up and receives from the one s places down, block by block, so
     /// that both directions are busy and no member hears many at once.
     ///
     /// # Errors
-    /// Those of [`Endpoint`]; `Argument` if there is not one of each per member.
-    pub fn all_to_all(&self, group: &Group, send: &[&[f32]], recv: &mut [Vec<f32>]) -> Result<(), FabricError> {
+    /// Those of [`Endpoint`]; `Argument` if there is not one to send per member.
+    pub fn all_to_all_into(
+        &self,
+        group: &Group,
+        send: &[&[f32]],
+        room: &mut dyn FnMut(usize, usize) -> Vec<f32>,
+    ) -> Result<Vec<Vec<f32>>, FabricError> {
         let all = send.iter().map(|part| size_of_val(*part)).sum();
         self.run(group, Operation::AllToAll, all, |task, inner| {
             let (me, members) = (task.me, group.len());
-            if send.len() != members || recv.len() != members {
-                let what = format!("{} parts to send and {} to receive for {members}", send.len(), recv.len());
-                return Err(task.argument(what));
+            if send.len() != members {
+                return Err(task.argument(format!("{} parts to send for {members} members", send.len())));
             }
-            recv[me].clear();
-            recv[me].extend_from_slice(send[me]);
+            let mut recv = vec![Vec::new(); members];
+            recv[me] = room(me, send[me].len());
+            recv[me].copy_from_slice(send[me]);
             let size = inner.mail.block(BLOCK, 1);
             for step in 1..members {
                 let (to, from) = ((me + step) % members, (me + members - step) % members);
@@ -39,8 +65,7 @@ impl Endpoint {
                 let mut count = [0; COUNT_BYTES];
                 inner.mail.recv_into(task, from, DIRECT, &mut count)?;
                 let expected = u64::from_le_bytes(count) as usize;
-                // Whatever is there is overwritten: only what is missing is filled first.
-                recv[from].resize(expected, 0.0);
+                recv[from] = room(from, expected);
                 for i in 0..send[to].len().max(expected).div_ceil(size) {
                     if let Some(part) = block(send[to].len(), size, i) {
                         inner.mail.send(task, to, DIRECT, &[bytes(&send[to][part])])?;
@@ -50,7 +75,7 @@ impl Endpoint {
                     }
                 }
             }
-            Ok(())
+            Ok(recv)
         })
     }
 }

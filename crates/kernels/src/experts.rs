@@ -4,6 +4,7 @@ use std::ops::Range;
 
 use crate::ctx::{Ctx, Rows};
 use crate::lanes;
+use crate::math::exp;
 use crate::simd::by_level;
 
 /// Which rows each expert works on. A slot is one (row, expert); slots stand by expert, then part, then row.
@@ -74,14 +75,50 @@ impl Groups {
     }
 }
 
-/// `out[i] = x[rows[i]]`; x: any rows x width, out: rows.len() x width.
-pub fn gather_rows(ctx: &Ctx, x: &[f32], width: usize, rows: &[u32], out: &mut [f32]) {
+/// Rows of one width that lie in several pieces, numbered through.
+#[derive(Clone, Debug)]
+pub struct Pieces<'a> {
+    width: usize,
+    /// Each with the number of its first row.
+    pieces: Vec<(usize, &'a [f32])>,
+}
+
+impl<'a> Pieces<'a> {
+    /// Pieces of whole rows.
+    pub fn new(width: usize, pieces: impl IntoIterator<Item = &'a [f32]>) -> Self {
+        let mut first = 0;
+        let pieces = pieces.into_iter().filter(|piece| !piece.is_empty()).map(|piece| {
+            assert_eq!(piece.len() % width, 0, "a piece of {} numbers in rows of {width}", piece.len());
+            let at = first;
+            first += piece.len() / width;
+            (at, piece)
+        });
+        Self { width, pieces: pieces.collect() }
+    }
+
+    /// Row `i`.
+    fn row(&self, i: usize) -> &'a [f32] {
+        // There are as many as ranks share experts: looked at from the last one, no search is shorter.
+        let of = self.pieces.iter().rfind(|(first, _)| *first <= i);
+        let (first, piece) = of.unwrap_or_else(|| panic!("row {i} of no rows"));
+        &piece[(i - first) * self.width..(i - first + 1) * self.width]
+    }
+}
+
+/// `out[i] = x[rows[i]]`; out: rows.len() x width.
+pub fn gather_pieces(ctx: &Ctx, x: &Pieces, rows: &[u32], out: &mut [f32]) {
+    let width = x.width;
     assert_eq!(out.len(), rows.len() * width, "{} rows of {width} gathered", rows.len());
     ctx.split_rows(rows.len(), width, Rows(out, width), |r, out| {
         for (out, row) in out.0.chunks_exact_mut(width).zip(&rows[r]) {
-            out.copy_from_slice(&x[*row as usize * width..(*row as usize + 1) * width]);
+            out.copy_from_slice(x.row(*row as usize));
         }
     });
+}
+
+/// [`gather_pieces`] where x lies in one piece: any rows x width.
+pub fn gather_rows(ctx: &Ctx, x: &[f32], width: usize, rows: &[u32], out: &mut [f32]) {
+    gather_pieces(ctx, &Pieces::new(width, [x]), rows, out);
 }
 
 /// What each row is made of: its terms are those of `first[row]..first[row + 1]`, ascending by block.
@@ -102,9 +139,9 @@ pub struct Terms<'a> {
 /// Sum of the terms of each row: inside a block `s = 0`, then `s = fma(gate, y[slot], s)` term by term; then the tree over
 /// the blocks that have terms (halves of a power of two; where one half has none, the node is the other). Without terms 0.
 ///
-/// y: any rows x width; out: rows x width.
-pub fn combine(ctx: &Ctx, y: &[f32], width: usize, terms: &Terms, out: &mut [f32]) {
-    let rows = terms.first.len() - 1;
+/// out: rows x width.
+pub fn combine_pieces(ctx: &Ctx, y: &Pieces, terms: &Terms, out: &mut [f32]) {
+    let (rows, width) = (terms.first.len() - 1, y.width);
     assert!(
         out.len() == rows * width
             && (terms.gates.is_empty() || terms.gates.len() == terms.slots.len())
@@ -115,7 +152,7 @@ pub fn combine(ctx: &Ctx, y: &[f32], width: usize, terms: &Terms, out: &mut [f32
         terms.slots.len(),
         terms.num_blocks
     );
-    let work = terms.slots.len() * width / rows.max(1);
+    let work = (terms.first[rows] - terms.first[0]) as usize * width / rows.max(1);
     ctx.split_rows(rows, work, Rows(out, width), |r, out| {
         let mut scratch = vec![0.0; width * terms.num_blocks.ilog2() as usize];
         for (row, out) in r.zip(out.0.chunks_exact_mut(width)) {
@@ -125,10 +162,15 @@ pub fn combine(ctx: &Ctx, y: &[f32], width: usize, terms: &Terms, out: &mut [f32
     });
 }
 
+/// [`combine_pieces`] where y lies in one piece: any rows x width.
+pub fn combine(ctx: &Ctx, y: &[f32], width: usize, terms: &Terms, out: &mut [f32]) {
+    combine_pieces(ctx, &Pieces::new(width, [y]), terms, out);
+}
+
 /// The node of the tree over `blocks`; `scratch` has a row per level below it.
 fn node(
     ctx: &Ctx,
-    y: &[f32],
+    y: &Pieces,
     terms: &Terms,
     of: Range<usize>,
     blocks: Range<usize>,
@@ -140,7 +182,7 @@ fn node(
         for term in of {
             let slot = terms.slots[term] as usize;
             let gate = terms.gates.get(term).copied().unwrap_or(1.0);
-            add_scaled(ctx.level(), gate, &y[slot * out.len()..(slot + 1) * out.len()], out);
+            add_scaled(ctx.level(), gate, y.row(slot), out);
         }
         return;
     }
@@ -164,32 +206,61 @@ by_level! {
     }
 }
 
-/// Gradient of the gates, and the gates onto both factors: `d_gates = dot(d_act, act)`, then `act *= gate` (for the
-/// gradient of the down projection) and `d_act *= gate`.
+/// What experts make of the gradient of their activation, in one pass and in place, slot by slot. With
+/// a = silu(gate) up: d_gates = d_act . a; then with d = g d_act for the slot's gate g: gate becomes
+/// d up s (1 + gate (1 - s)), up becomes d gate s, where s = 1 / (1 + e^-gate), and d_act becomes g a, which the gradient of the
+/// down projection reads.
 ///
-/// act, d_act: slots x width; gates, d_gates: slots.
-pub fn gates_backward(ctx: &Ctx, gates: &[f32], width: usize, act: &mut [f32], d_act: &mut [f32], d_gates: &mut [f32]) {
+/// gate, up, d_act: slots x width; gates, d_gates: slots.
+pub fn experts_backward(
+    ctx: &Ctx,
+    gates: &[f32],
+    width: usize,
+    gate: &mut [f32],
+    up: &mut [f32],
+    d_act: &mut [f32],
+    d_gates: &mut [f32],
+) {
     let n = gates.len();
     assert!(
-        act.len() == n * width && d_act.len() == n * width && d_gates.len() == n,
-        "gates of {n} rows x {width}: {}, {}, {}",
-        act.len(),
+        gate.len() == n * width && up.len() == n * width && d_act.len() == n * width && d_gates.len() == n,
+        "experts of {n} slots x {width}: {}, {}, {}, {}",
+        gate.len(),
+        up.len(),
         d_act.len(),
         d_gates.len()
     );
-    let outputs = (Rows(act, width), Rows(d_act, width), Rows(d_gates, 1));
-    ctx.split_rows(n, 2 * width, outputs, |r, (act, d_act, d_gates)| {
-        gates_backward_rows(ctx.level(), &gates[r], width, act.0, d_act.0, d_gates.0);
+    let outputs = ((Rows(gate, width), Rows(up, width), Rows(d_act, width)), Rows(d_gates, 1));
+    ctx.split_rows(n, 4 * width, outputs, |r, ((gate, up, d_act), d_gates)| {
+        let mut scratch = vec![0.0; 2 * width];
+        experts_backward_rows(ctx.level(), &gates[r], width, gate.0, up.0, d_act.0, d_gates.0, &mut scratch);
     });
 }
 
 by_level! {
-    fn gates_backward_rows(gates: &[f32], width: usize, act: &mut [f32], d_act: &mut [f32], d_gates: &mut [f32]) {
-        let rows = act.chunks_exact_mut(width).zip(d_act.chunks_exact_mut(width));
-        for (((act, d_act), gate), d_gate) in rows.zip(gates).zip(d_gates) {
+    fn experts_backward_rows(
+        gates: &[f32],
+        width: usize,
+        gate: &mut [f32],
+        up: &mut [f32],
+        d_act: &mut [f32],
+        d_gates: &mut [f32],
+        scratch: &mut [f32],
+    ) {
+        let (act, sigma) = scratch.split_at_mut(width);
+        let rows = gate.chunks_exact_mut(width).zip(up.chunks_exact_mut(width)).zip(d_act.chunks_exact_mut(width));
+        for ((((gate, up), d_act), g_slot), d_gate) in rows.zip(gates).zip(d_gates) {
+            for (((act, sigma), &g), &u) in act.iter_mut().zip(sigma.iter_mut()).zip(&*gate).zip(&*up) {
+                *sigma = 1.0 / (1.0 + exp(-g));
+                *act = g * *sigma * u;
+            }
             *d_gate = lanes::dot(d_act, act);
-            act.iter_mut().for_each(|a| *a *= gate);
-            d_act.iter_mut().for_each(|d| *d *= gate);
+            for ((((gate, up), d_act), act), &sigma) in gate.iter_mut().zip(up).zip(d_act).zip(&*act).zip(&*sigma) {
+                let (g, u, d) = (*gate, *up, *d_act * *g_slot);
+                *d_act = *act * *g_slot;
+                *up = d * (g * sigma);
+                *gate = d * u * sigma * g.mul_add(1.0 - sigma, 1.0);
+            }
         }
     }
 }

@@ -38,7 +38,7 @@ pub use checksum::checksum;
 pub use ctx::Ctx;
 pub use elementwise::{add_assign, chunk_squares, sum_squares, swiglu, swiglu_backward, swiglu_gradients};
 pub use embed::{embed, embed_backward};
-pub use experts::{Groups, Terms, combine, gates_backward, gather_rows};
+pub use experts::{Groups, Pieces, Terms, combine, combine_pieces, experts_backward, gather_pieces, gather_rows};
 pub use mat::{Mat, MatMut};
 pub use norm::{rms_norm, rms_norm_backward, rms_norm_weight_grad};
 pub use optimizer::{AdamW, AdamWState, adamw, adamw_parts};

@@ -6,8 +6,8 @@ use std::ops::Range;
 
 use common::{close, normal, same, teams};
 use kernels::{
-    Acc, Ctx, Groups, Mat, MatMut, RouterShape, Simd, Terms, combine, gates_backward, gather_rows, naive, product,
-    route, route_backward, score_sums, swiglu,
+    Acc, Ctx, Groups, Mat, MatMut, Pieces, RouterShape, Simd, Terms, combine, experts_backward, gather_pieces,
+    gather_rows, naive, product, route, route_backward, score_sums, swiglu, swiglu_backward,
 };
 use proptest::prelude::*;
 
@@ -169,20 +169,38 @@ fn experts_match_and_rows_are_free() {
 }
 
 #[test]
-fn gates_gradient_is_a_product_and_scales_both_factors() {
+fn one_pass_over_the_slots_has_the_bits_of_its_steps() {
     let (n, width) = (9, 21);
-    let (gates, act, d_act) = (normal(1, n), normal(2, n * width), normal(3, n * width));
+    let (gates, gate, up, d_act) = (normal(1, n), normal(2, n * width), normal(3, n * width), normal(4, n * width));
     for ctx in teams() {
-        let (mut a, mut d, mut dg) = (act.clone(), d_act.clone(), vec![f32::NAN; n]);
-        gates_backward(&ctx, &gates, width, &mut a, &mut d, &mut dg);
-        for row in 0..n {
-            let at = row * width..(row + 1) * width;
-            let dot: f64 = at.clone().map(|i| f64::from(act[i]) * f64::from(d_act[i])).sum();
-            close("gate", &dg[row..=row], &[dot as f32], 1e-5);
-            let scaled = |x: &[f32]| at.clone().map(|i| x[i] * gates[row]).collect::<Vec<_>>();
-            same("act", &a[at.clone()], &scaled(&act));
-            same("d_act", &d[at.clone()], &scaled(&d_act));
+        let (mut g, mut u, mut d, mut dg) = (gate.clone(), up.clone(), d_act.clone(), vec![f32::NAN; n]);
+        experts_backward(&ctx, &gates, width, &mut g, &mut u, &mut d, &mut dg);
+        let scaled = |x: &[f32]| x.iter().enumerate().map(|(i, x)| x * gates[i / width]).collect::<Vec<_>>();
+        let [mut act, mut d_gate, mut d_up] = std::array::from_fn(|_| vec![f32::NAN; n * width]);
+        swiglu(&ctx, &gate, &up, &mut act);
+        swiglu_backward(&ctx, &gate, &up, &scaled(&d_act), &mut d_gate, &mut d_up);
+        same("act", &d, &scaled(&act));
+        same("d_gate", &g, &d_gate);
+        same("d_up", &u, &d_up);
+        for (row, dg) in dg.iter().enumerate() {
+            let of_row = row * width..(row + 1) * width;
+            let dot: f64 = of_row.map(|i| f64::from(act[i]) * f64::from(d_act[i])).sum();
+            close("gate", &[*dg], &[dot as f32], 1e-5);
         }
+    }
+}
+
+#[test]
+fn pieces_are_numbered_through() {
+    let x = normal(1, 12 * 3);
+    let rows = [11, 0, 4, 5, 4, 9];
+    let mut want = vec![0.0; rows.len() * 3];
+    gather_rows(&ctx(), &x, 3, &rows, &mut want);
+    for cuts in [[0, 12], [5, 5], [4, 9]] {
+        let (a, b) = (cuts[0] * 3, cuts[1] * 3);
+        let mut out = vec![f32::NAN; rows.len() * 3];
+        gather_pieces(&ctx(), &Pieces::new(3, [&x[..a], &x[a..b], &x[b..]]), &rows, &mut out);
+        same("gathered from pieces", &out, &want);
     }
 }
 

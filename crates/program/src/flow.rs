@@ -1,57 +1,39 @@
 //! The buffers of a rank's step, one by one: what each instruction takes out of the pool of spare buffers and gives back.
 //!
 //! The pool finds a buffer by its length and never frees one, so what it takes is, for each length, the most that are in use
-//! at once. This is told to the byte for dense models without context cells, where no length depends on the data.
+//! at once. This is told to the byte where no length depends on the data. Where rows travel between the ranks that share
+//! experts, it is told as if the routers were in balance, or as if all rows chose this rank's experts ([`Load`]).
+
+mod experts;
+mod spare;
 
 use std::collections::HashMap;
 
+use spec::moe::AuxScope;
 use spec::tree::Counter;
 use spec::{Grid, Layout, Model, Recompute, Unit};
 
+use self::experts::Experts;
+pub(crate) use self::spare::Spare;
 use crate::buckets::{Bucket, ChunkPlan};
 use crate::instr::{Instr, Op, Pass, Program, Segment, TOKEN_BLOCK, Value, block_rows};
 use crate::shelf::{Move, Shelf};
 
-/// Buffers of which each length is used again.
-#[derive(Debug, Default)]
-pub(crate) struct Spare {
-    /// By length: in use, and the most that were.
-    lengths: HashMap<usize, (usize, usize)>,
-    /// Numbers in use, and the most that were.
-    used: (usize, usize),
-}
-
-impl Spare {
-    /// A buffer of `len` numbers comes into use.
-    pub fn take(&mut self, len: usize) {
-        let (now, most) = self.lengths.entry(len).or_default();
-        *now += 1;
-        *most = (*most).max(*now);
-        self.used.0 += len;
-        self.used.1 = self.used.1.max(self.used.0);
-    }
-
-    /// One is spare.
-    pub fn give(&mut self, len: usize) {
-        if let Some((now, _)) = self.lengths.get_mut(&len).filter(|(now, _)| *now > 0) {
-            *now -= 1;
-            self.used.0 -= len;
-        }
-    }
-
-    /// Numbers in all of them.
-    pub fn elements(&self) -> u64 {
-        self.lengths.iter().map(|(len, (_, most))| (len * most) as u64).sum()
-    }
-
-    fn all(&mut self, take: &[usize], give: &[usize]) {
-        take.iter().for_each(|len| self.take(*len));
-        give.iter().for_each(|len| self.give(*len));
-    }
+/// How rows spread over the ranks that share experts.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Load {
+    /// Every expert is chosen as often as any other.
+    Balanced,
+    /// All rows of a group choose the experts of the rank that is asked about.
+    Worst,
 }
 
 /// Lengths of the buffers of one unit on a rank.
 struct Lengths {
+    /// Rows of a lane.
+    rows_lane: usize,
+    /// Rows of the unit.
+    rows: usize,
     /// Rows of the stream, local and whole, and 1 / rms of the local ones.
     local: usize,
     whole: usize,
@@ -63,6 +45,39 @@ struct Lengths {
     inner: usize,
     /// 1 / rms of every query and key head, with QK-norm.
     heads: Option<[usize; 2]>,
+    /// With context cells: keys and values of all of them.
+    keys: Option<usize>,
+    /// Experts whose counts travel with the stream.
+    pooled: usize,
+}
+
+impl Lengths {
+    fn new(model: &Model, grid: &Grid, layout: &Layout, seq: usize) -> Self {
+        let rows_lane = grid.microbatch * seq / grid.cp;
+        let rows = grid.ep / layout.group * (grid.cp / layout.cp) * rows_lane;
+        let (heads, kv_heads) = (model.heads / layout.tp, model.kv_heads / layout.tp);
+        let kv = rows * kv_heads * model.head_dim;
+        let pooled = model.moe.as_ref().filter(|moe| moe.aux_loss > 0.0 && moe.aux_scope == AuxScope::Pooled);
+        Self {
+            rows_lane,
+            rows,
+            local: rows / layout.tp * model.hidden,
+            whole: rows * model.hidden,
+            inv: rows / layout.tp,
+            q: rows * heads * model.head_dim,
+            kv,
+            lse: rows * heads,
+            inner: rows * model.ffn / layout.tp,
+            heads: model.qk_norm.then_some([rows * heads, rows * kv_heads]),
+            keys: (grid.cp > 1).then_some(2 * kv * layout.cp),
+            pooled: pooled.map_or(0, |moe| moe.experts),
+        }
+    }
+}
+
+/// Numbers that the experts of a layer keep of a unit in the rows that other ranks sent, with routers in balance.
+pub(crate) fn parcels(model: &Model, grid: &Grid, layout: &Layout, seq: usize) -> usize {
+    Experts::new(model, grid, layout, seq, Load::Balanced).map_or(0, |experts| experts.parcels())
 }
 
 /// A rank's buffers as its list goes.
@@ -72,61 +87,80 @@ struct Flow<'a> {
     layout: &'a Layout,
     rank: usize,
     len: Lengths,
+    experts: Option<Experts>,
     /// Whole rows are the local ones, and normed ones are not kept.
     alone: bool,
     /// Nodes of a sum over the tensor cells that are not exchanged yet.
     partials: HashMap<(usize, Option<Unit>), usize>,
+    /// Likewise of key gradients over the context cells.
+    keys: HashMap<(usize, Option<Unit>), usize>,
     spare: Spare,
 }
 
 /// Bytes of the buffers of the rank that runs `program`, and of those in use at once at most: what one arena could not do
-/// without, however well its places were given. `None` where lengths depend on the routers, or with context cells.
-pub(crate) fn bytes(model: &Model, grid: &Grid, layout: &Layout, seq: usize, program: &Program) -> Option<(u64, u64)> {
-    if model.moe.is_some() || grid.cp > 1 {
-        return None;
-    }
-    let rows = grid.microbatch * seq;
-    let (heads, kv_heads) = (model.heads / layout.tp, model.kv_heads / layout.tp);
-    let len = Lengths {
-        local: rows / layout.tp * model.hidden,
-        whole: rows * model.hidden,
-        inv: rows / layout.tp,
-        q: rows * heads * model.head_dim,
-        kv: rows * kv_heads * model.head_dim,
-        lse: rows * heads,
-        inner: rows * model.ffn / layout.tp,
-        heads: model.qk_norm.then_some([rows * heads, rows * kv_heads]),
+/// without, however well its places were given.
+pub(crate) fn bytes(
+    model: &Model,
+    grid: &Grid,
+    layout: &Layout,
+    seq: usize,
+    program: &Program,
+    load: Load,
+) -> (u64, u64) {
+    let mut flow = Flow {
+        model,
+        grid,
+        layout,
+        rank: program.rank,
+        len: Lengths::new(model, grid, layout, seq),
+        experts: Experts::new(model, grid, layout, seq, load),
+        alone: layout.tp == 1,
+        partials: HashMap::new(),
+        keys: HashMap::new(),
+        spare: Spare::default(),
     };
-    let (rank, alone) = (program.rank, layout.tp == 1);
-    let mut flow = Flow { model, grid, layout, rank, len, alone, partials: HashMap::new(), spare: Spare::default() };
     let shelf = if layout.offload.activations() { Shelf::new(program) } else { Shelf::default() };
-    let mut leaving = None;
-    for (at, instr) in program.instrs.iter().enumerate() {
-        for step in shelf.before(at) {
-            leaving.take().into_iter().for_each(|layer| flow.spare.all(&[], &flow.kept(layer)));
-            match step {
-                Move::Store(key) => leaving = Some(key.layer),
-                Move::Want(key) => flow.spare.all(&flow.kept(key.layer), &[]),
-                Move::Take(_) => {}
+    // Loose buffers that one step leaves serve the next one.
+    let steps = if layout.group > 1 { 2 } else { 1 };
+    for _ in 0..steps {
+        let mut leaving = None;
+        for (at, instr) in program.instrs.iter().enumerate() {
+            for step in shelf.before(at) {
+                leaving.take().into_iter().for_each(|layer| flow.kept(layer, false));
+                match step {
+                    Move::Store(key) => leaving = Some(key.layer),
+                    Move::Want(key) => flow.kept(key.layer, true),
+                    Move::Take(_) => {}
+                }
             }
+            flow.run(instr);
         }
-        flow.run(instr, rows);
     }
-    Some((4 * flow.spare.elements(), 4 * flow.spare.used.1 as u64))
+    (4 * flow.spare.elements(), 4 * flow.spare.most())
 }
 
 impl Flow<'_> {
-    /// What a layer has kept once its forward is over.
-    fn kept(&self, layer: usize) -> Vec<usize> {
+    /// What a layer has kept once its forward is over comes, or goes.
+    fn kept(&mut self, layer: usize, come: bool) {
+        let full = self.layout.recompute[layer] == Recompute::Full;
         let mut kept = vec![self.len.local];
-        if self.layout.recompute[layer] != Recompute::Full {
+        if !full {
             kept.extend(self.around());
-            kept.extend(self.mlp());
             if self.layout.recompute[layer] == Recompute::None {
                 kept.extend(self.attn());
             }
+            match &self.experts {
+                Some(_) => kept.push(self.len.local),
+                None => kept.extend(self.mlp()),
+            }
         }
-        kept
+        match come {
+            true => self.spare.all(&kept, &[]),
+            false => self.spare.all(&[], &kept),
+        }
+        if let Some(experts) = &self.experts {
+            experts.kept(&mut self.spare, full, come);
+        }
     }
 
     /// The norms of a layer beside their first input.
@@ -164,12 +198,21 @@ impl Flow<'_> {
         self.partials.insert((instr.chunk, instr.unit), nodes);
     }
 
-    fn run(&mut self, instr: &Instr, rows: usize) {
-        let Lengths { local, whole, .. } = self.len;
+    fn run(&mut self, instr: &Instr) {
+        let Lengths { local, whole, kv, keys, pooled, .. } = self.len;
         match instr.op {
-            Op::Compute(pass, segment) => self.compute(instr, pass, segment, rows),
+            Op::Compute(pass, segment) => self.compute(instr, pass, segment),
             Op::Drop(Segment::Attn(_)) => self.spare.all(&[], &self.attn()),
-            Op::Drop(_) => self.spare.all(&[], &[self.attn(), self.mlp(), self.around().to_vec()].concat()),
+            Op::Drop(_) => {
+                self.spare.all(&[], &[self.attn(), self.around().to_vec()].concat());
+                match &self.experts {
+                    Some(experts) => {
+                        self.spare.give(local);
+                        experts.drop(&mut self.spare);
+                    }
+                    None => self.spare.all(&[], &self.mlp()),
+                }
+            }
             Op::Collective { value: Value::Rows, .. } if !self.alone => self.spare.all(&[whole], &[local]),
             Op::Collective { value: Value::GradRows, .. } if !self.alone => self.spare.take(whole),
             Op::Collective { value: Value::Partial | Value::GradPartial, .. } => {
@@ -177,6 +220,34 @@ impl Flow<'_> {
                 if !self.alone || nodes > 1 {
                     self.spare.all(&[local], &vec![whole; nodes]);
                 }
+            }
+            Op::Collective { value: Value::KeyValues(_), .. } => self.spare.all(keys.as_slice(), &[]),
+            Op::Collective { value: Value::KeyValueGrads(_), .. } => {
+                let nodes = self.keys.remove(&(instr.chunk, instr.unit)).unwrap_or(0);
+                self.spare.take(2 * kv);
+                self.spare.all(&[], &vec![keys.unwrap_or(0); nodes]);
+                self.spare.all(&[kv, kv], &[2 * kv]);
+            }
+            Op::Collective {
+                value: value @ (Value::Dispatch(_) | Value::Combine(_) | Value::DispatchGrad(_) | Value::CombineGrad(_)),
+                ..
+            } => {
+                if let Some(experts) = &self.experts {
+                    experts.travel(&mut self.spare, value, local);
+                }
+            }
+            // With router counts behind it the stream is copied.
+            Op::Send { value: Value::Activation | Value::ActivationGrad, to, .. } if pooled > 0 => {
+                self.spare.all(&[local + pooled], &[local]);
+                if to != self.rank {
+                    self.spare.give(local + pooled);
+                }
+            }
+            Op::Recv { value: Value::Activation | Value::ActivationGrad, from, .. } if pooled > 0 => {
+                if from != self.rank {
+                    self.spare.take(local + pooled);
+                }
+                self.spare.all(&[local], &[local + pooled]);
             }
             Op::Send { value: Value::Activation | Value::ActivationGrad, to, .. } if to != self.rank => {
                 self.spare.give(local);
@@ -205,9 +276,10 @@ impl Flow<'_> {
         plan.find(bucket).map_or(0, |i| plan.buckets[i].owned(at).len())
     }
 
-    fn compute(&mut self, instr: &Instr, pass: Pass, segment: Segment, rows: usize) {
+    fn compute(&mut self, instr: &Instr, pass: Pass, segment: Segment) {
         use Pass::{Backward, BackwardInput, BackwardWeight, Forward, Recompute, RecomputeKept};
-        let Lengths { local, whole, inv, q, kv, lse, inner, heads } = self.len;
+        let Lengths { local, whole, inv, q, kv, lse, inner, rows, rows_lane, keys, .. } = self.len;
+        let context = keys.is_some();
         // Whole normed rows that are not kept are given back, and made again.
         let [normed, again, again_inv, released] = match self.alone {
             true => [vec![whole], vec![whole, inv], vec![inv], vec![]],
@@ -228,12 +300,12 @@ impl Flow<'_> {
                     self.spare.give(inv);
                 }
             }
+            (Forward | Recompute, Segment::Qkv(_)) => self.qkv(&normed),
             (Forward | Recompute | RecomputeKept, Segment::Attn(_)) => {
-                self.spare.all(&[q, kv, kv], &normed);
-                if let Some([of_q, of_k]) = heads {
-                    self.spare.all(&[q, of_q, kv, of_k], &[]);
+                if !context {
+                    self.qkv(&normed);
                 }
-                self.spare.all(&[q, lse], &[]);
+                self.spare.all(&[q, lse], keys.as_slice());
                 if pass != RecomputeKept {
                     self.partial(instr);
                 }
@@ -246,16 +318,16 @@ impl Flow<'_> {
                     self.spare.give(inner);
                 }
             }
-            (Forward, Segment::Logits(block)) => self.logits(block, rows, true),
+            (Forward, Segment::Logits(block)) => self.logits(block, true),
             (Forward, Segment::Loss(block)) => {
-                let len = block_rows(rows, block).len() * self.model.hidden;
+                let len = block_rows(rows_lane, block).len() * self.model.hidden;
                 let nodes = self.sum(len);
                 if block == 0 {
                     self.spare.all(&vec![whole; nodes], &[]);
                 }
                 self.spare.all(&[], &vec![len; nodes]);
-                self.logits(block, rows, false);
-                if block_rows(rows, block).end == rows {
+                self.logits(block, false);
+                if block_rows(rows_lane, block).end == rows {
                     self.spare.give(whole);
                     self.partials.insert((instr.chunk, instr.unit), nodes);
                 }
@@ -273,22 +345,43 @@ impl Flow<'_> {
             (BackwardWeight, Segment::Mlp(_)) => self.spare.all(&[], &[whole, inner, whole, inner, inner]),
             (Backward, Segment::MlpNorm(_) | Segment::AttnNorm(_)) => self.spare.all(&[], &[local, inv, local]),
             (Backward | BackwardInput, Segment::Attn(_)) => {
-                self.spare.all(&[q, q, kv, kv], &[q, kv, kv, lse, q]);
+                self.spare.all(&[q, q], &[]);
+                match keys {
+                    Some(keys) => {
+                        let mut sum = Counter::new(self.grid.cp);
+                        let at = self.layout.coords(self.rank).cp;
+                        for context in self.layout.context_cells(at, self.grid.cp) {
+                            self.spare.take(keys);
+                            let spent = sum.push(context..context + 1, (), |(), ()| {});
+                            spent.into_iter().for_each(|()| self.spare.give(keys));
+                        }
+                        self.keys.insert((instr.chunk, instr.unit), sum.into_nodes().len());
+                        self.spare.give(keys);
+                    }
+                    None => self.spare.all(&[kv, kv], &[]),
+                }
+                self.spare.all(&[], &[q, kv, kv, lse, q]);
                 match pass {
                     Backward => self.spare.all(&[], &[released, vec![q]].concat()),
                     _ => self.spare.all(&normed, &[]),
                 }
-                if let Some([of_q, of_k]) = heads {
-                    self.spare.all(&[q], &[q, of_q, q]);
-                    self.spare.all(&[kv], &[kv, of_k, kv]);
+                if !context {
+                    self.qkv_backward(instr, pass);
                 }
-                self.spare.all(&again, &again_inv);
-                self.partial(instr);
-                if pass == Backward {
+            }
+            (Backward | BackwardInput, Segment::Qkv(_)) => self.qkv_backward(instr, pass),
+            (BackwardWeight, Segment::Attn(_)) => {
+                self.spare.all(&[], &[whole, q]);
+                if !context {
                     self.spare.all(&[], &[whole, q, kv, kv]);
                 }
             }
-            (BackwardWeight, Segment::Attn(_)) => self.spare.all(&[], &[whole, q, whole, q, kv, kv]),
+            (BackwardWeight, Segment::Qkv(_)) => self.spare.all(&[], &[whole, q, kv, kv]),
+            (_, Segment::Route(_) | Segment::Experts(_)) => {
+                if let Some(experts) = &self.experts {
+                    experts.compute(&mut self.spare, pass, segment, local);
+                }
+            }
             (Backward, Segment::Embed) => self.spare.all(&[], &[released, vec![local]].concat()),
             _ => {}
         }
@@ -296,7 +389,7 @@ impl Flow<'_> {
 
     /// The logits of a block, by hosted cell, come or go.
     fn logits(&mut self, block: usize, rows: usize, come: bool) {
-        let len = block_rows(rows, block).len().min(TOKEN_BLOCK) * self.model.vocab_padded() / self.grid.tp;
+        let len = block_rows(rows_lane, block).len().min(TOKEN_BLOCK) * self.model.vocab_padded() / self.grid.tp;
         let all = vec![len; self.grid.tp / self.layout.tp];
         match come {
             true => self.spare.all(&all, &[]),

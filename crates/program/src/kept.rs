@@ -1,13 +1,14 @@
 //! How many bytes an instruction keeps for backward, or lets go, from shapes alone.
 //!
-//! Where rows travel between the ranks of a group, what experts keep is told as if the routers were in balance.
+//! Where rows travel between the ranks of a group, what experts keep is told as if the routers were in balance; rows that came
+//! from other ranks are kept as they came.
 //!
 //! What is in flight between two instructions, and what a segment uses inside, is not counted: it lasts for one segment.
 
 use spec::{Grid, Layout, Model, Recompute};
 
 use crate::bytes::Sizes;
-use crate::instr::{Instr, Op, Pass, Segment};
+use crate::instr::{Instr, Op, Pass, Segment, Value};
 
 /// Bytes of an element.
 const FLOAT: i64 = 4;
@@ -26,6 +27,8 @@ pub struct Kept {
     moe: bool,
     router: i64,
     experts: i64,
+    /// Rows that other ranks sent.
+    parcels: i64,
     /// What the weight parts of backward need.
     attn_weights: i64,
     qkv_weights: i64,
@@ -66,6 +69,7 @@ impl Kept {
             moe: model.moe.is_some(),
             router,
             experts,
+            parcels: FLOAT * int(crate::flow::parcels(model, grid, layout, seq)),
             attn_weights: FLOAT * rows * (2 * hidden + 2 * q + 2 * kv),
             qkv_weights: qkv(hidden + q + 2 * kv),
             mlp_weights: FLOAT * rows * (2 * hidden + 3 * ffn),
@@ -83,7 +87,9 @@ impl Kept {
         match instr.op {
             Op::Drop(Segment::Attn(_)) => -self.attn,
             // Of experts the router's scores stay, for its choice is not made again.
-            Op::Drop(_) if self.moe => -(inv + self.attn + self.mlp_norm + input + self.experts),
+            Op::Drop(_) if self.moe => -(inv + self.attn + self.mlp_norm + input + self.experts + self.parcels),
+            Op::Collective { value: Value::Dispatch(_), .. } => self.parcels,
+            Op::Collective { value: Value::CombineGrad(_), .. } => -self.parcels,
             Op::Drop(_) => -(inv + self.attn + self.mlp_norm + self.mlp),
             Op::Compute(pass, segment) => match (pass, segment) {
                 (Forward, Segment::AttnNorm(_)) => input + inv,

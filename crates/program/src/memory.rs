@@ -1,8 +1,8 @@
 //! The memory that a rank will take, from its program and shapes alone.
 //!
 //! Buffers of one length are used again and never given back, so what a kind of buffer takes is the sum over its lengths of
-//! the most that are alive at once; the program tells when each comes and goes. Gradients are told exactly; what is in
-//! flight inside of a segment is told from its shapes ([`Plan::in_flight`]).
+//! the most that are alive at once; the program tells when each comes and goes. Gradients and buffers are told exactly, but
+//! for those whose length is up to the routers, where rows travel between ranks ([`Plan::uneven`]).
 
 use std::collections::hash_map::Entry;
 use std::collections::{HashMap, HashSet};
@@ -11,8 +11,8 @@ use spec::tree::Counter;
 use spec::{Accumulate, Class, Coords, Grid, Layout, Model, Unit};
 
 use crate::buckets::{Bucket, BucketPlan, ChunkPlan};
-use crate::flow::{self, Spare};
-use crate::instr::{Axis, Exchange, Instr, Op, Pass, Program, Segment, TOKEN_BLOCK, Value};
+use crate::flow::{self, Load, Spare};
+use crate::instr::{Axis, Exchange, Instr, Op, Pass, Program, Segment, Value};
 use crate::kept::Kept;
 use crate::mirror::Mirrors;
 use crate::shelf::Shelf;
@@ -47,7 +47,10 @@ pub struct Plan {
     /// What a process takes at work whatever its shapes are; told by who runs it.
     pub at_work: u64,
     /// Of activations and what is in flight, most that is in use at once; the rest is buffers that wait for their length.
-    pub at_once: Option<u64>,
+    pub at_once: u64,
+    /// What buffers take beyond that if all rows of a group choose this rank's experts: the rest is told as if the routers were
+    /// in balance. 0 where rows do not travel.
+    pub uneven: u64,
 }
 
 impl Plan {
@@ -63,13 +66,13 @@ impl Plan {
             scratch: FLOAT * right_operand(model, grid, layout, seq) as u64,
             ..Self::default()
         };
-        plan.in_flight = match flow::bytes(model, grid, layout, seq, program) {
-            Some((all, at_once)) => {
-                plan.at_once = Some(at_once);
-                all.saturating_sub(plan.activations)
-            }
-            None => in_flight(model, grid, layout, seq),
-        };
+        let buffers = |load| flow::bytes(model, grid, layout, seq, program, load);
+        let (all, at_once) = buffers(Load::Balanced);
+        plan.at_once = at_once;
+        plan.in_flight = all.saturating_sub(plan.activations);
+        if layout.group > 1 {
+            plan.uneven = buffers(Load::Worst).0.saturating_sub(all);
+        }
         for chunk in layout.chunks_of(at.pp) {
             let chunk_plan = ChunkPlan::new(model, grid, layout, chunk, at);
             let mut moments = Vec::new();
@@ -155,20 +158,6 @@ fn peers(layout: &Layout, rank: usize) -> u64 {
 /// The most that two neighbouring buckets take: one is in use, the next one is on its way.
 pub(crate) fn two_neighbours(buckets: &[u64]) -> u64 {
     buckets.windows(2).map(|pair| pair[0] + pair[1]).chain(buckets.first().copied()).max().unwrap_or(0)
-}
-
-/// Where buffers are not told one by one ([`flow`]): the stream and its gradient, local and whole, what attention and feed-forward use beside what they keep, and a block of
-/// logits; each length at its most.
-fn in_flight(model: &Model, grid: &Grid, layout: &Layout, seq: usize) -> u64 {
-    let rows = grid.ep / layout.group * grid.microbatch * seq / layout.cp;
-    let (q, kv) = (model.heads * model.head_dim / layout.tp, model.kv_heads * model.head_dim / layout.tp);
-    let inner = match &model.moe {
-        Some(moe) => (moe.per_token * moe.ffn + moe.shared_ffn) / layout.tp,
-        None => model.ffn / layout.tp,
-    };
-    let stream = 6 * model.hidden + if layout.tp > 1 { 4 * model.hidden / layout.tp } else { 0 };
-    let block = TOKEN_BLOCK.min(grid.microbatch * seq / grid.cp) * model.vocab_padded() / layout.tp;
-    FLOAT * (rows * (stream + 2 * (q + 2 * kv) + 3 * inner) + block) as u64
 }
 
 /// The gradients of one chunk as the program goes.

@@ -9,13 +9,17 @@ use spec::{Leaf, Unit};
 
 use crate::segments::dispatch::{Sent, Work};
 
-/// Sizes of which spare buffers are kept.
-const SIZES_MAX: usize = 128;
+/// Loose buffers are made longer than asked for by this part, for what the next step asks for.
+const SLACK: usize = 8;
+/// Loose buffers that are kept.
+const LOOSE_MAX: usize = 64;
 
-/// Reuses buffers: training takes the same sizes at every step.
+/// Reuses buffers: training takes the same sizes at every step. A buffer whose size depends on the routers is *loose*: it has
+/// room for more than it holds, and serves any size that fits.
 #[derive(Debug, Default)]
 pub struct Pool {
     free: HashMap<usize, Vec<Vec<f32>>>,
+    loose: Vec<Vec<f32>>,
 }
 
 impl Pool {
@@ -24,18 +28,46 @@ impl Pool {
         self.free.get_mut(&len).and_then(Vec::pop).unwrap_or_else(|| vec![0.0; len])
     }
 
+    /// A loose buffer of `len` numbers of unknown value: the smallest that has room; where none has, the largest makes way
+    /// for a larger one.
+    pub fn take_loose(&mut self, len: usize) -> Vec<f32> {
+        if len == 0 {
+            return Vec::new();
+        }
+        let by_room = |(_, buffer): &(usize, &Vec<f32>)| buffer.capacity();
+        let fits = self.loose.iter().enumerate().filter(|(_, buffer)| buffer.capacity() > len).min_by_key(by_room);
+        if let Some((at, _)) = fits {
+            let mut buffer = self.loose.swap_remove(at);
+            // Only what is missing is filled.
+            buffer.resize(len, 0.0);
+            return buffer;
+        }
+        if let Some((at, _)) = self.loose.iter().enumerate().max_by_key(by_room) {
+            self.loose.swap_remove(at);
+        }
+        let mut buffer = vec![0.0; len + len / SLACK + 1];
+        buffer.truncate(len);
+        buffer
+    }
+
+    /// True if a buffer is loose.
+    pub fn is_loose(buffer: &Vec<f32>) -> bool {
+        buffer.capacity() > buffer.len()
+    }
+
     /// Bytes of what is spare.
     pub fn bytes(&self) -> u64 {
-        self.free.iter().map(|(len, buffers)| 4 * (len * buffers.len()) as u64).sum()
+        let exact = self.free.iter().map(|(len, buffers)| 4 * (len * buffers.len()) as u64);
+        exact.chain(self.loose.iter().map(|buffer| 4 * buffer.capacity() as u64)).sum()
     }
 
     /// Gives a buffer back.
     pub fn give(&mut self, buffer: Vec<f32>) {
-        if !buffer.is_empty() {
-            // Sizes that depend on the routers never come again.
-            if self.free.len() >= SIZES_MAX && !self.free.contains_key(&buffer.len()) {
-                self.free.clear();
+        if Self::is_loose(&buffer) {
+            if self.loose.len() < LOOSE_MAX {
+                self.loose.push(buffer);
             }
+        } else if !buffer.is_empty() {
             self.free.entry(buffer.len()).or_default().push(buffer);
         }
     }
@@ -217,7 +249,7 @@ impl LayerSaved {
         let qkv = self.qkv_weights.iter().flat_map(|w| [&w.n, &w.dq, &w.dk, &w.dv]);
         let mlp = self.mlp_weights.iter().flat_map(|w| [&w.dy, &w.act, &w.n, &w.d_gate, &w.d_up]);
         let plain = [x_attn, inv_attn, n_attn, q, k, v, o, lse, x_mlp, inv_mlp, n_mlp, gate, up];
-        let routed = self.routed.iter().flat_map(|r| r.shared.iter().chain([&r.scores]));
+        let routed = self.routed.iter().flat_map(|r| r.shared.iter().chain(&r.work.parcels).chain([&r.scores]));
         plain.into_iter().chain(pairs).chain(attn).chain(qkv).chain(mlp).chain(routed)
     }
 
@@ -240,7 +272,7 @@ impl LayerSaved {
         let qkv = self.qkv_weights.into_iter().flat_map(|w| [w.n, w.dq, w.dk, w.dv]);
         let mlp = self.mlp_weights.into_iter().flat_map(|w| [w.dy, w.act, w.n, w.d_gate, w.d_up]);
         let plain = [x_attn, inv_attn, n_attn, q, k, v, o, lse, x_mlp, inv_mlp, n_mlp, gate, up];
-        let routed = self.routed.into_iter().flat_map(|r| r.shared.into_iter().chain([r.scores]));
+        let routed = self.routed.into_iter().flat_map(|r| r.shared.into_iter().chain(r.work.parcels).chain([r.scores]));
         plain.into_iter().chain(pairs).chain(attn).chain(qkv).chain(mlp).chain(routed)
     }
 
@@ -269,10 +301,10 @@ pub struct Routed {
     pub work: Work,
     /// What each rank of the group was sent; empty where one hosts it.
     pub sent: Vec<Sent>,
-    /// Outputs, or gradients of rows, that go back to the ranks that sent them.
-    pub returned: Vec<f32>,
-    /// Gradients of the outputs of rows that were sent here.
-    pub dy: Vec<f32>,
+    /// By member: outputs, or gradients of rows and then of their gates, that go back to the ranks that sent them.
+    pub returned: Vec<Vec<f32>>,
+    /// By member: gradients of the outputs of rows that were sent here.
+    pub dy: Vec<Vec<f32>>,
 }
 
 impl Routed {
@@ -280,8 +312,9 @@ impl Routed {
     fn choice(self) -> (Self, Self) {
         let Self { scores, chosen, gates, counts, mut work, sent, shared, .. } = self;
         // Rows that were sent here are sent again.
-        work.x = Vec::new();
-        (Self { scores, chosen, gates, counts, work, sent, ..Self::default() }, Self { shared, ..Self::default() })
+        let rest = Work { parcels: std::mem::take(&mut work.parcels), ..Work::default() };
+        let rest = Self { shared, work: rest, ..Self::default() };
+        (Self { scores, chosen, gates, counts, work, sent, ..Self::default() }, rest)
     }
 }
 

@@ -62,7 +62,7 @@ impl Place {
             rank,
             at,
             data_cells: layout.cells[at.dp].clone(),
-            group: GroupRanks { ranks: layout.group, blocks: grid.ep },
+            group: GroupRanks { ranks: layout.group, blocks: grid.ep, me: at.dp % layout.group },
             contexts: layout.context_cells(at.cp, grid.cp),
             grid_cp: grid.cp,
             cells: layout.tensor_cells(at.tp, grid.tp),

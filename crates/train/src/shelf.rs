@@ -12,17 +12,20 @@ use std::thread::JoinHandle;
 
 use program::shelf::Key;
 
+use crate::buffers::Pool;
 use crate::error::TrainError;
 use crate::state::nameless;
 
 /// Numbers that are turned into bytes at once.
 const BLOCK: usize = 1 << 16;
 
-/// Where a layer of a unit lies: the first byte, and the lengths of its buffers.
+/// Where a layer of a unit lies: the first byte, the numbers that there is room for, and the lengths of its buffers with
+/// whether they are loose ([`Pool::take_loose`]).
 #[derive(Debug)]
 struct Slot {
     offset: u64,
-    lens: Vec<usize>,
+    room: usize,
+    lens: Vec<(usize, bool)>,
 }
 
 /// What the thread does, and gives back.
@@ -44,8 +47,8 @@ pub struct Shelf {
     read: Done,
     thread: Option<JoinHandle<()>>,
     slots: HashMap<Key, Slot>,
-    /// Room that was used before, by its numbers.
-    free: HashMap<usize, Vec<u64>>,
+    /// Room that was used before: numbers, and the first byte.
+    free: Vec<(usize, u64)>,
     end: u64,
     writing: bool,
 }
@@ -79,7 +82,7 @@ impl Shelf {
             read,
             thread,
             slots: HashMap::new(),
-            free: HashMap::new(),
+            free: Vec::new(),
             end: 0,
             writing: false,
         })
@@ -90,12 +93,15 @@ impl Shelf {
     /// # Errors
     /// If the thread is gone.
     pub fn store(&mut self, key: Key, buffers: Vec<Vec<f32>>) -> Result<(), TrainError> {
-        let lens: Vec<usize> = buffers.iter().map(Vec::len).collect();
-        let numbers = lens.iter().sum();
-        let used = self.free.get_mut(&numbers).and_then(Vec::pop);
-        let offset = used.unwrap_or(self.end);
-        self.end = self.end.max(offset + 4 * numbers as u64);
-        self.slots.insert(key, Slot { offset, lens });
+        let lens: Vec<_> = buffers.iter().map(|buffer| (buffer.len(), Pool::is_loose(buffer))).collect();
+        let numbers = lens.iter().map(|(len, _)| len).sum();
+        let fits = self.free.iter().enumerate().filter(|(_, (room, _))| *room >= numbers).min_by_key(|(_, free)| *free);
+        let (room, offset) = match fits.map(|(at, _)| at) {
+            Some(at) => self.free.swap_remove(at),
+            None => (numbers, self.end),
+        };
+        self.end = self.end.max(offset + 4 * room as u64);
+        self.slots.insert(key, Slot { offset, room, lens });
         self.writing = true;
         self.give(Job::Write(offset, buffers))
     }
@@ -111,8 +117,8 @@ impl Shelf {
         self.done(&self.written, "write activations to a file in")
     }
 
-    /// The lengths of what `key` keeps; none if it is not here.
-    pub fn lens(&self, key: Key) -> &[usize] {
+    /// The lengths of what `key` keeps, and which of it is loose; none if it is not here.
+    pub fn lens(&self, key: Key) -> &[(usize, bool)] {
         self.slots.get(&key).map_or(&[], |slot| &slot.lens)
     }
 
@@ -130,8 +136,8 @@ impl Shelf {
     /// # Errors
     /// The disk's.
     pub fn take(&mut self, key: Key) -> Result<Vec<Vec<f32>>, TrainError> {
-        if let Some(Slot { offset, lens }) = self.slots.remove(&key) {
-            self.free.entry(lens.iter().sum()).or_default().push(offset);
+        if let Some(Slot { offset, room, .. }) = self.slots.remove(&key) {
+            self.free.push((room, offset));
         }
         self.done(&self.read, "read activations from a file in")
     }
@@ -203,7 +209,7 @@ mod tests {
             }
             assert_eq!(shelf.written().unwrap().len(), 3);
             for layer in (0..3).rev() {
-                let room = shelf.lens(key(layer)).iter().map(|len| vec![0.0; *len]).collect();
+                let room = shelf.lens(key(layer)).iter().map(|(len, _)| vec![0.0; *len]).collect();
                 shelf.want(key(layer), room).unwrap();
                 let back = shelf.take(key(layer)).unwrap();
                 let bits = |all: &[Vec<f32>]| all.iter().flatten().map(|x| x.to_bits()).collect::<Vec<_>>();

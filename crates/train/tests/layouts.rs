@@ -227,6 +227,64 @@ fn buffers_are_planned() {
     }
 }
 
+const EXPERTS: [&str; 5] = [
+    "model.experts=4",
+    "model.experts_per_token=2",
+    "model.expert_ffn=24",
+    "model.shared_ffn=16",
+    "model.aux_loss=0.01",
+];
+
+/// Of experts too, where their rows do not travel, and with context cells.
+#[test]
+fn buffers_of_experts_and_context_cells_are_planned() {
+    let experts: [&[&str]; 7] = [
+        &[],
+        &["grid.ep=2"],
+        &["grid.ep=2", "layout.dp=2", "layout.zero=1"],
+        &["grid.cp=2", "layout.tp=2", "layout.pp=2"],
+        &["layout.pp=2", "layout.schedule=zb-h1", "model.aux_scope=pooled"],
+        &["layout.pp=2", "layout.schedule=interleaved", "layout.recompute=full", "model.aux_scope=pooled"],
+        &["layout.offload=activations", "layout.recompute=selective"],
+    ];
+    let context: [&[&str]; 7] = [
+        &["grid.cp=2"],
+        &["grid.cp=2", "layout.cp=2"],
+        &["grid.cp=4", "layout.cp=2", "layout.dp=2", "layout.zero=1"],
+        &["grid.cp=2", "layout.cp=2", "layout.tp=2", "layout.pp=2", "layout.recompute=full"],
+        &["grid.cp=2", "layout.cp=2", "layout.pp=2", "layout.schedule=zb-h1"],
+        &["grid.cp=4", "layout.recompute=selective", "model.qk_norm=true"],
+        &["grid.cp=2", "layout.pp=2", "layout.schedule=zbv", "layout.offload=activations", "model.qk_norm=true"],
+    ];
+    let experts = experts.iter().map(|sets| EXPERTS.iter().chain(*sets).copied().collect());
+    for sets in experts.chain(context.iter().map(|sets| sets.to_vec())).collect::<Vec<Vec<&str>>>() {
+        on_every_rank(&sets, |report, plan| {
+            assert_eq!(report.buffers_bytes, plan.activations + plan.in_flight, "{sets:?} rank {}", report.rank);
+        });
+    }
+}
+
+/// Where rows travel between ranks the plan is that of routers in balance, and says how much more the worst ones take.
+#[test]
+fn buffers_of_rows_that_travel_lie_between_balance_and_the_worst() {
+    let cases: [&[&str]; 4] = [
+        &["grid.ep=2", "layout.dp=4"],
+        &["grid.ep=2", "layout.dp=4", "layout.pp=2", "layout.recompute=full"],
+        &["grid.ep=4", "layout.dp=4", "grid.dp=4", "layout.zero=1"],
+        &["grid.ep=2", "layout.dp=4", "layout.tp=2", "layout.offload=activations"],
+    ];
+    for case in cases {
+        let sets: Vec<&str> = EXPERTS.iter().chain(case).copied().collect();
+        on_every_rank(&sets, |report, plan| {
+            let (balanced, took) = (plan.activations + plan.in_flight, report.buffers_bytes);
+            let worst = balanced + plan.uneven;
+            assert!(plan.uneven > 0 && took < worst, "{sets:?} rank {}: {took}, {worst}", report.rank);
+            let more = took as f64 / balanced as f64 - 1.0;
+            assert!(more.abs() < 0.3, "{sets:?} rank {}: {took}, planned {balanced}", report.rank);
+        });
+    }
+}
+
 /// With one microbatch in a cell there is one order, and no need to choose.
 #[test]
 fn one_microbatch_is_sharded_either_way() {

@@ -52,6 +52,8 @@ pub struct Mode {
     pub zero: usize,
     /// Threads of a rank.
     pub threads: usize,
+    /// What lies in files (`layout.offload`).
+    pub offload: &'static str,
     /// What the peer runs; the fastest counts.
     pub variants: &'static [&'static str],
 }
@@ -70,6 +72,7 @@ const ALONE: Mode = Mode {
     balanced: false,
     zero: 0,
     threads: 1,
+    offload: "none",
     variants: &["eager", "compiled"],
 };
 
@@ -77,7 +80,7 @@ const ALONE: Mode = Mode {
 pub const ONE: Mode = Mode { name: "1x1", ..ALONE };
 
 /// All modes.
-pub const MODES: [Mode; 11] = [
+pub const MODES: [Mode; 13] = [
     ONE,
     Mode { name: "1x2", threads: 2, ..ALONE },
     Mode { name: "cells4", cells: 4, variants: &[], ..ALONE },
@@ -89,6 +92,8 @@ pub const MODES: [Mode; 11] = [
     Mode { name: "pp2-balanced", pp: 2, balanced: true, variants: &["gpipe", "1f1b"], ..ALONE },
     Mode { name: "cp2", cp: 2, variants: &[], ..ALONE },
     Mode { name: "ep2", dp: 2, ep: 2, variants: &[], ..ALONE },
+    Mode { name: "offload-optimizer", offload: "optimizer", variants: &[], ..ALONE },
+    Mode { name: "offload-all", offload: "optimizer+activations", variants: &[], ..ALONE },
 ];
 
 impl Mode {
@@ -97,8 +102,12 @@ impl Mode {
         self.dp * self.cp * self.tp * self.pp
     }
 
-    /// True if `shape` is measured in this mode: one long sequence has only its context to share out, experts their work.
+    /// True if `shape` is measured in this mode: one long sequence has only its context to share out, experts their work, and
+    /// only a large state is worth a file.
     pub fn fits(&self, shape: &Shape) -> bool {
+        if self.offload != ALONE.offload {
+            return shape.name == "L";
+        }
         let alone = self.ranks() == 1 && self.cells == 1;
         match shape.name {
             "S" if self.cells > 1 || self.balanced => false,
@@ -130,6 +139,7 @@ impl Mode {
             set("layout.pp", self.pp),
             set("layout.zero", self.zero),
             set("layout.threads", self.threads),
+            format!("layout.offload={}", self.offload),
         ];
         sets.into_iter().chain(stages).collect()
     }

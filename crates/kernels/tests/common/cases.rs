@@ -2,7 +2,7 @@
 
 use kernels::{
     Acc, AdamW, AttnShape, Ctx, Groups, IGNORE, Mat, MatMut, Queries, RopeTable, RouterShape, Terms, XentStat, adamw,
-    add_assign, attention, attention_backward, combine, embed, embed_backward, fill_normal, gates_backward, product,
+    add_assign, attention, attention_backward, combine, embed, embed_backward, fill_normal, experts_backward, product,
     rms_norm, rms_norm_backward, rms_norm_weight_grad, rope, rope_backward, route, route_backward, sum_squares, swiglu,
     swiglu_backward, swiglu_gradients, xent_combine, xent_grad, xent_stats,
 };
@@ -156,11 +156,12 @@ fn experts_all(ctx: &Ctx, at: usize) -> Vec<f32> {
         let (y, mut out) = (input(5, slots * H, at), output(ROWS * H, at));
         let terms = Terms { first: &first, slots: &groups.slots, gates: &gates[at..], blocks: &[], num_blocks: 1 };
         combine(ctx, &y[at..], H, &terms, &mut out[at..]);
-        let (mut act, mut d_act, mut dg) = (input(6, slots * H, at), input(7, slots * H, at), output(slots, at));
-        gates_backward(ctx, &gates[at..], H, &mut act[at..], &mut d_act[at..], &mut dg[at..]);
-        all.extend(
-            [&scores[at..], &gates[at..], &d_logits[at..], &out[at..], &act[at..], &d_act[at..], &dg[at..]].concat(),
-        );
+        let [mut gate, mut up, mut d_act] = [6, 7, 8].map(|seed| input(seed, slots * H, at));
+        let mut dg = output(slots, at);
+        let (g, u, d) = (&mut gate[at..], &mut up[at..], &mut d_act[at..]);
+        experts_backward(ctx, &gates[at..], H, g, u, d, &mut dg[at..]);
+        all.extend([&scores[at..], &gates[at..], &d_logits[at..], &out[at..]].concat());
+        all.extend([&gate[at..], &up[at..], &d_act[at..], &dg[at..]].concat());
     }
     all
 }

@@ -155,7 +155,11 @@ impl Executor<'_> {
                 let rows = self.place.lanes(unit_of(instr)?).len() * self.place.rows_lane_local() * self.place.hidden;
                 let mut buffer = self.taken(value, sender, from, rows + self.pooled_experts(mode))?;
                 self.keep_pooled(instr, &buffer[rows..])?;
-                buffer.truncate(rows);
+                if buffer.len() > rows {
+                    let mut stream = self.memory.pool.take(rows);
+                    stream.copy_from_slice(&buffer[..rows]);
+                    self.memory.pool.give(std::mem::replace(&mut buffer, stream));
+                }
                 *(if forward { &mut self.memory.regs.x } else { &mut self.memory.regs.grad }) = Some(buffer);
             }
             Value::TiedGrads => {

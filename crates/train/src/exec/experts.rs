@@ -1,11 +1,11 @@
 //! Rows to the ranks of their experts and back, forward and backward. What lies in a parcel is decided in
 //! [`crate::segments::dispatch`].
 
+use kernels::Pieces;
 use program::{Instr, Mode};
 
 use super::grads::leaf_of;
 use super::{Executor, unhosted, unit_of};
-use crate::buffers::Routed;
 use crate::error::TrainError;
 use crate::segments::dispatch::{Returned, missing};
 use crate::segments::{self, Env, dispatch};
@@ -35,48 +35,62 @@ impl Executor<'_> {
         }
         let mut kept = self.memory.take_layer(instr.chunk, unit, layer);
         let mut routed = kept.routed.take().ok_or_else(|| missing("the router's choice", unit, layer))?;
-        let hidden = self.place.hidden;
+        let (hidden, me) = (self.place.hidden, self.place.group.me);
+        let pool = &mut self.memory.pool;
+        // What this rank has for itself stays where it is.
         let parcels = match trip {
             Trip::Out => {
-                let (parcels, sent) = dispatch::pack(&env, moe, &routed.chosen, &routed.gates, &kept.n_mlp);
+                let (parcels, sent) = dispatch::pack(&env, pool, moe, &routed.chosen, &routed.gates, &kept.n_mlp);
                 routed.sent = sent;
                 parcels
             }
             Trip::GradOut => {
                 let grad = self.memory.regs.grad.as_ref();
                 let grad = grad.ok_or_else(|| missing("the gradient of the stream", unit, layer))?;
-                routed.sent.iter().map(|sent| dispatch::gather(&env, grad, &sent.rows)).collect()
+                dispatch::pack_gradients(&env, pool, grad, &routed.sent)
             }
-            Trip::Back => routed.work.from.iter().map(|rows| dispatch::gather(&env, &routed.returned, rows)).collect(),
-            Trip::GradBack => routed.work.from.iter().map(|rows| with_gates(&env, &routed, rows)).collect(),
+            Trip::Back | Trip::GradBack => std::mem::take(&mut routed.returned),
         };
-        let send: Vec<&[f32]> = parcels.iter().map(Vec::as_slice).collect();
-        let mut received = vec![Vec::new(); send.len()];
-        self.comm.endpoint.all_to_all(&self.comm.ep, &send, &mut received)?;
-        routed.returned = Vec::new();
+        let send: Vec<&[f32]> =
+            parcels.iter().enumerate().map(|(member, parcel)| if member == me { &[] } else { &parcel[..] }).collect();
+        let mut received = self.comm.endpoint.all_to_all_into(&self.comm.ep, &send, &mut |_, len| pool.take_loose(len))?;
+        let expected = |member: usize| match trip {
+            Trip::Out => None,
+            _ if member == me => Some(0),
+            Trip::GradOut => Some(routed.work.from[member].len() * hidden),
+            Trip::Back => Some(routed.sent[member].rows.len() * hidden),
+            Trip::GradBack => Some(routed.sent[member].rows.len() * hidden + routed.sent[member].choices.len()),
+        };
+        if let Some((member, _)) =
+            received.iter().enumerate().find(|(m, got)| expected(*m).is_some_and(|want| got.len() != want))
+        {
+            let (got, want) = (received[member].len(), expected(member).unwrap_or(0));
+            return Err(TrainError::Internal(format!("member {member} returned {got} numbers in layer {layer}, not {want}")));
+        }
+        let mut parcels = parcels;
         match trip {
-            Trip::Out => routed.work = dispatch::unpack(&env, moe, &received)?,
-            Trip::GradOut => {
-                routed.dy = vec![0.0; routed.work.rows() * hidden];
-                for (rows, parcel) in routed.work.from.iter().zip(&received) {
-                    for (row, values) in rows.iter().zip(parcel.chunks_exact(hidden)) {
-                        routed.dy[*row as usize * hidden..(*row as usize + 1) * hidden].copy_from_slice(values);
-                    }
-                }
+            Trip::Out => {
+                received[me] = std::mem::take(&mut parcels[me]);
+                routed.work = dispatch::unpack(&env, moe, received, &routed.sent[me])?;
             }
+            Trip::GradOut => routed.dy = received,
             Trip::Back | Trip::GradBack => {
+                received[me] = std::mem::take(&mut parcels[me]);
                 if trip == Trip::GradBack {
                     routed.d_gates = vec![0.0; routed.gates.len()];
-                    for (sent, parcel) in routed.sent.iter().zip(&mut received) {
-                        let gates = parcel.split_off((sent.rows.len() * hidden).min(parcel.len()));
-                        sent.choices.iter().zip(gates).for_each(|(c, d)| routed.d_gates[*c as usize] = d);
+                    for (sent, parcel) in routed.sent.iter().zip(&received) {
+                        let gates = &parcel[sent.rows.len() * hidden..];
+                        sent.choices.iter().zip(gates).for_each(|(c, d)| routed.d_gates[*c as usize] = *d);
                     }
-                    (routed.dy, routed.work) = (Vec::new(), dispatch::Work::default());
+                    let work = std::mem::take(&mut routed.work);
+                    let spent = std::mem::take(&mut routed.dy).into_iter().chain(work.parcels);
+                    spent.for_each(|buffer| pool.give(buffer));
                 }
                 let returned = Returned::new(&routed.sent, env.rows_local());
-                let all = received.concat();
-                let mut out = self.memory.pool.take(env.rows_local() * hidden);
-                kernels::combine(self.ctx, &all, hidden, &returned.terms(env.group), &mut out);
+                let rows = routed.sent.iter().zip(&received).map(|(sent, got)| &got[..sent.rows.len() * hidden]);
+                let mut out = pool.take(env.rows_local() * hidden);
+                kernels::combine_pieces(self.ctx, &Pieces::new(hidden, rows), &returned.terms(env.group), &mut out);
+                received.into_iter().for_each(|buffer| pool.give(buffer));
                 let n = &kept.n_mlp;
                 if trip == Trip::Back {
                     routed.shared = segments::add_shared(&env, state, &mut self.memory, layer, n, &mut out)?;
@@ -87,18 +101,9 @@ impl Executor<'_> {
                 self.memory.regs.reduced = Some(out);
             }
         }
+        parcels.into_iter().for_each(|buffer| self.memory.pool.give(buffer));
         kept.routed = Some(routed);
         self.memory.put_layer(instr.chunk, unit, layer, kept);
         Ok(())
     }
-}
-
-/// Gradients of rows that a member sent, then those of their gates.
-fn with_gates(env: &Env, routed: &Routed, rows: &[u32]) -> Vec<f32> {
-    let mut parcel = dispatch::gather(env, &routed.returned, rows);
-    let first = &routed.work.first;
-    parcel.extend(
-        rows.iter().flat_map(|row| &routed.d_gates[first[*row as usize] as usize..first[*row as usize + 1] as usize]),
-    );
-    parcel
 }

@@ -6,7 +6,7 @@ use spec::moe::AuxScope;
 
 use super::grads::{leaf_of, over_tensor_cells};
 use super::{Executor, unhosted, unit_of};
-use crate::buffers::POOLED;
+use crate::buffers::{Memory, POOLED};
 use crate::error::TrainError;
 use crate::mutant::Mutant;
 use crate::segments::need;
@@ -80,12 +80,19 @@ impl Executor<'_> {
         pooled.filter(|_| mode == Mode::Train).map_or(0, |moe| moe.experts)
     }
 
-    pub(super) fn with_pooled(&self, mode: Mode, instr: &Instr, mut buffer: Vec<f32>) -> Result<Vec<f32>, TrainError> {
-        if self.pooled_experts(mode) > 0 {
-            let counts = self.memory.saved.get(&(instr.chunk, unit_of(instr)?)).and_then(|s| s.counts.get(&POOLED));
-            buffer.extend(counts.ok_or_else(|| TrainError::Internal("no router counts to send along".into()))?);
+    pub(super) fn with_pooled(&mut self, mode: Mode, instr: &Instr, buffer: Vec<f32>) -> Result<Vec<f32>, TrainError> {
+        if self.pooled_experts(mode) == 0 {
+            return Ok(buffer);
         }
-        Ok(buffer)
+        let Memory { saved, pool, .. } = &mut self.memory;
+        let counts = saved.get(&(instr.chunk, unit_of(instr)?)).and_then(|s| s.counts.get(&POOLED));
+        let counts = counts.ok_or_else(|| TrainError::Internal("no router counts to send along".into()))?;
+        let mut both = pool.take(buffer.len() + counts.len());
+        let (stream, behind) = both.split_at_mut(buffer.len());
+        stream.copy_from_slice(&buffer);
+        behind.copy_from_slice(counts);
+        pool.give(buffer);
+        Ok(both)
     }
 
     pub(super) fn keep_pooled(&mut self, instr: &Instr, counts: &[f32]) -> Result<(), TrainError> {

@@ -17,7 +17,9 @@ impl Executor<'_> {
         match step {
             Move::Store(key) => shelf.store(key, memory.put_away(key)),
             Move::Want(key) => {
-                let buffers: Vec<_> = shelf.lens(key).iter().map(|len| memory.pool.take(*len)).collect();
+                let pool = &mut memory.pool;
+                let take = |(len, loose): &(usize, bool)| if *loose { pool.take_loose(*len) } else { pool.take(*len) };
+                let buffers: Vec<_> = shelf.lens(key).iter().map(take).collect();
                 *kept += bytes(&buffers);
                 counts.peak_kept = counts.peak_kept.max(*kept);
                 shelf.want(key, buffers)

@@ -23,7 +23,7 @@ use program::instr::{Mode, Pass, Segment};
 use spec::tensors::Role;
 use spec::{Lanes, Model, Unit};
 
-use self::products::{add_weight_grad, linear};
+use self::products::{add_weight_grad, linear, linears};
 use crate::buffers::Memory;
 use crate::error::TrainError;
 use crate::mutant::Mutant;

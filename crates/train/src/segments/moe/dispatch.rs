@@ -3,15 +3,17 @@
 //! A row is sent once to every rank of its group that has some of its experts, not once per expert, and comes back as one
 //! vector: the ranks hold aligned blocks of experts, so what a rank adds up is a complete subtree of the sum.
 //!
-//! Rows of a parcel stand by leaf (context cell, tensor cell), then data cell, then position; at the receiver the parcels
-//! of a leaf follow one another by ascending data cells. That is the order in which a group's rows enter the product of an
-//! expert's weight gradient, whoever hosts which cells.
+//! Rows of a parcel stand by leaf (context cell, tensor cell), then data cell, then position. At the receiver rows are
+//! numbered through parcel by parcel, and are read where they lie: what stays here is in no parcel. By leaf, and then by
+//! ascending data cells, is the order in which a group's rows enter the product of an expert's weight gradient, whoever hosts
+//! which cells.
 
 use std::ops::Range;
 
-use kernels::{Groups, Terms};
+use kernels::{Groups, Pieces, Terms};
 use spec::{Moe, Unit};
 
+use crate::buffers::Pool;
 use crate::error::TrainError;
 use crate::mutant::Mutant;
 use crate::segments::Env;
@@ -23,6 +25,8 @@ pub struct GroupRanks {
     pub ranks: usize,
     /// Data cells of a group (`grid.ep`), which is also the number of blocks of experts.
     pub blocks: usize,
+    /// Which of them this rank is.
+    pub me: usize,
 }
 
 impl GroupRanks {
@@ -40,8 +44,10 @@ impl GroupRanks {
 /// Rows and their experts as one rank works on them.
 #[derive(Debug, Default)]
 pub struct Work {
-    /// The rows, where they came from other ranks; empty: the local rows.
-    pub x: Vec<f32>,
+    /// What came, by member; of this rank nothing. Empty: all rows are local.
+    pub parcels: Vec<Vec<f32>>,
+    /// Where the rows of a parcel begin.
+    bodies: Vec<usize>,
     /// Row r goes to the experts `first[r]..first[r + 1]` of `chosen`.
     pub first: Vec<u32>,
     /// Experts, ascending in a row.
@@ -52,8 +58,10 @@ pub struct Work {
     pub blocks: Vec<u32>,
     /// Rows by expert and leaf.
     pub groups: Groups,
-    /// For every member that sent rows: which rows of `x` they are, in its order.
-    pub from: Vec<Vec<u32>>,
+    /// Where the row of every slot lies among the local rows and, behind them, those of the parcels.
+    pub at: Vec<u32>,
+    /// The rows of every member.
+    pub from: Vec<Range<usize>>,
 }
 
 impl Work {
@@ -72,18 +80,25 @@ impl Work {
             blocks.fill(0);
         }
         let groups = Groups::new(&first, &chosen, moe.experts, parts);
-        Self { x: Vec::new(), first, chosen, gates, blocks, groups, from: Vec::new() }
+        Self { at: groups.rows.clone(), first, chosen, gates, blocks, groups, ..Self::default() }
     }
 
-    /// Rows.
-    pub fn rows(&self) -> usize {
-        self.first.len() - 1
+    /// How the outputs of the experts add up to the rows `rows`; `gates` empty: unweighted.
+    pub fn terms<'a>(&'a self, group: GroupRanks, gates: &'a [f32], rows: Range<usize>) -> Terms<'a> {
+        let (first, num_blocks) = (&self.first[rows.start..=rows.end], group.blocks / group.ranks);
+        Terms { first, slots: &self.groups.slots, gates, blocks: &self.blocks, num_blocks }
     }
 
-    /// How the outputs of the experts add up here; `gates` empty: unweighted.
-    pub fn terms<'a>(&'a self, group: GroupRanks, gates: &'a [f32]) -> Terms<'a> {
-        let num_blocks = group.blocks / group.ranks;
-        Terms { first: &self.first, slots: &self.groups.slots, gates, blocks: &self.blocks, num_blocks }
+    /// The choices of the rows of `member`.
+    pub fn choices_of(&self, member: usize) -> Range<usize> {
+        let rows = &self.from[member];
+        self.first[rows.start] as usize..self.first[rows.end] as usize
+    }
+
+    /// The rows that [`Work::at`] tells, of `local` and what came.
+    pub fn rows<'a>(&'a self, local: &'a [f32], hidden: usize) -> Pieces<'a> {
+        let came = self.parcels.iter().zip(&self.bodies).map(|(parcel, body)| &parcel[(*body).min(parcel.len())..]);
+        Pieces::new(hidden, std::iter::once(local).chain(came))
     }
 }
 
@@ -116,70 +131,105 @@ pub(super) fn at_home(env: &Env, moe: &Moe, chosen: &[u32], gates: &[f32]) -> Wo
 }
 
 /// A parcel for each member, with what was put in it. A parcel is, in words of 32 bits: the rows of each leaf; of each row
-/// the number of its terms; of each term expert and gate; then the rows, `hidden` numbers each.
-pub fn pack(env: &Env, moe: &Moe, chosen: &[u32], gates: &[f32], n: &[f32]) -> (Vec<Vec<f32>>, Vec<Sent>) {
+/// the number of its terms; of each term expert and gate; then the rows, `hidden` numbers each, but for those that stay here.
+pub fn pack(
+    env: &Env,
+    pool: &mut Pool,
+    moe: &Moe,
+    chosen: &[u32],
+    gates: &[f32],
+    n: &[f32],
+) -> (Vec<Vec<f32>>, Vec<Sent>) {
     let hidden = env.place.hidden;
     let leaves = leaves(env);
     let one = |member: usize| {
         let mut sent = Sent::default();
-        let (mut head, mut terms, mut rows) = (Vec::new(), Vec::new(), Vec::new());
+        let (mut head, mut counts) = (Vec::new(), Vec::new());
         for leaf in &leaves {
             let before = sent.rows.len();
             for row in leaf.iter().cloned().flatten() {
+                let terms = sent.choices.len();
                 let choices = row * moe.per_token..(row + 1) * moe.per_token;
                 let here = choices.filter(|c| env.group.rank_of(chosen[*c], moe.experts) == member);
-                let here: Vec<usize> = here.collect();
-                if here.is_empty() {
-                    continue;
+                sent.choices.extend(here.map(|c| c as u32));
+                if sent.choices.len() > terms {
+                    sent.rows.push(row as u32);
+                    counts.push(word(sent.choices.len() - terms));
                 }
-                sent.rows.push(row as u32);
-                rows.push(word(here.len()));
-                terms.extend(here.iter().flat_map(|c| [word(chosen[*c] as usize), gates[*c]]));
-                sent.choices.extend(here.iter().map(|c| *c as u32));
             }
             head.push(word(sent.rows.len() - before));
         }
-        let mut parcel = head;
-        parcel.extend(rows);
-        parcel.extend(terms);
-        sent.rows.iter().for_each(|row| parcel.extend(&n[*row as usize * hidden..(*row as usize + 1) * hidden]));
+        head.append(&mut counts);
+        head.extend(sent.choices.iter().flat_map(|c| [word(chosen[*c as usize] as usize), gates[*c as usize]]));
+        if member == env.group.me {
+            return (head, sent);
+        }
+        let mut parcel = pool.take_loose(head.len() + sent.rows.len() * hidden);
+        let (words, rows) = parcel.split_at_mut(head.len());
+        words.copy_from_slice(&head);
+        kernels::gather_rows(env.ctx, n, hidden, &sent.rows, rows);
         (parcel, sent)
     };
     (0..env.group.ranks).map(one).unzip()
 }
 
-/// The work out of the parcels of all members.
+/// The gradients of what every other member returned for the rows that it was sent.
+pub fn pack_gradients(env: &Env, pool: &mut Pool, grad: &[f32], sent: &[Sent]) -> Vec<Vec<f32>> {
+    let one = |(member, sent): (usize, &Sent)| {
+        let rows = if member == env.group.me { &[][..] } else { &sent.rows };
+        let mut out = pool.take_loose(rows.len() * env.place.hidden);
+        kernels::gather_rows(env.ctx, grad, env.place.hidden, rows, &mut out);
+        out
+    };
+    sent.iter().enumerate().map(one).collect()
+}
+
+/// The work out of the parcels of all members; `own` is what stays here.
 ///
 /// # Errors
 /// If a parcel breaks off.
-pub fn unpack(env: &Env, moe: &Moe, parcels: &[Vec<f32>]) -> Result<Work, TrainError> {
-    let hidden = env.place.hidden;
+pub fn unpack(env: &Env, moe: &Moe, mut parcels: Vec<Vec<f32>>, own: &Sent) -> Result<Work, TrainError> {
+    let (hidden, me) = (env.place.hidden, env.group.me);
     let num_leaves = env.lanes.contexts.len() * env.place.num_cells();
-    let mut opened =
-        parcels.iter().map(|parcel| Parcel::open(parcel, num_leaves, hidden)).collect::<Result<Vec<_>, _>>()?;
-    let (mut first, mut chosen, mut gates, mut x) = (vec![0u32], Vec::new(), Vec::new(), Vec::new());
-    let mut from = vec![Vec::new(); parcels.len()];
-    let mut parts = Vec::new();
-    for leaf in 0..num_leaves {
+    let (mut first, mut chosen, mut gates) = (vec![0u32], Vec::new(), Vec::new());
+    let (mut from, mut bodies) = (Vec::new(), Vec::new());
+    let mut parts: Vec<Vec<Range<usize>>> = vec![Vec::new(); num_leaves];
+    // Where the rows lie: local ones by number, then those of the parcels.
+    let (mut lie, mut next) = (Vec::new(), env.rows_local() as u32);
+    for (member, parcel) in parcels.iter().enumerate() {
+        let Parcel { of_leaf, counts, terms, body } = Parcel::open(parcel, num_leaves)?;
         let start = first.len() - 1;
-        for (member, parcel) in opened.iter_mut().enumerate() {
-            for _ in 0..parcel.of_leaf[leaf] {
-                let (terms, row) = parcel.next_row();
-                from[member].push(first.len() as u32 - 1);
-                for term in terms.chunks_exact(2) {
-                    chosen.push(term[0].to_bits());
-                    gates.push(term[1]);
-                }
-                x.extend_from_slice(row);
-                first.push(chosen.len() as u32);
-            }
+        let mut row = start;
+        for (part, rows) in parts.iter_mut().zip(&of_leaf) {
+            part.push(row..row + rows);
+            row += rows;
         }
-        parts.push(std::iter::once(start..first.len() - 1).collect());
+        for count in counts {
+            first.push(first[first.len() - 1] + count.to_bits());
+        }
+        for term in terms.chunks_exact(2) {
+            chosen.push(term[0].to_bits());
+            gates.push(term[1]);
+        }
+        if member == me {
+            lie.extend(&own.rows);
+        } else {
+            if parcel.len() - body != (row - start) * hidden {
+                return Err(short(parcel));
+            }
+            lie.extend(next..next + (row - start) as u32);
+            next += (row - start) as u32;
+        }
+        from.push(start..row);
+        bodies.push(body);
     }
     if let Some(stray) = chosen.iter().find(|e| **e as usize >= moe.experts) {
         return Err(TrainError::Internal(format!("a parcel names expert {stray} of {}", moe.experts)));
     }
-    Ok(Work { x, from, ..Work::new(env, moe, first, chosen, gates, &parts) })
+    parcels[me] = Vec::new();
+    let work = Work::new(env, moe, first, chosen, gates, &parts);
+    let at = work.at.iter().map(|row| lie[*row as usize]).collect();
+    Ok(Work { parcels, bodies, from, at, ..work })
 }
 
 /// A count as it travels among numbers.
@@ -192,40 +242,24 @@ struct Parcel<'a> {
     of_leaf: Vec<usize>,
     counts: &'a [f32],
     terms: &'a [f32],
-    rows: &'a [f32],
-    hidden: usize,
+    /// Where its rows begin.
+    body: usize,
+}
+
+fn short(parcel: &[f32]) -> TrainError {
+    TrainError::Internal(format!("a parcel of {} words breaks off", parcel.len()))
 }
 
 impl<'a> Parcel<'a> {
-    fn open(parcel: &'a [f32], num_leaves: usize, hidden: usize) -> Result<Self, TrainError> {
-        let short = || TrainError::Internal(format!("a parcel of {} words breaks off", parcel.len()));
+    fn open(parcel: &'a [f32], num_leaves: usize) -> Result<Self, TrainError> {
+        let short = || short(parcel);
         let (head, rest) = parcel.split_at_checked(num_leaves).ok_or_else(short)?;
         let of_leaf: Vec<usize> = head.iter().map(|n| n.to_bits() as usize).collect();
-        let total: usize = of_leaf.iter().sum();
-        let (counts, rest) = rest.split_at_checked(total).ok_or_else(short)?;
+        let (counts, rest) = rest.split_at_checked(of_leaf.iter().sum()).ok_or_else(short)?;
         let terms: usize = counts.iter().map(|n| n.to_bits() as usize).sum();
         let (terms, rows) = rest.split_at_checked(2 * terms).ok_or_else(short)?;
-        if rows.len() != total * hidden {
-            return Err(short());
-        }
-        Ok(Self { of_leaf, counts, terms, rows, hidden })
+        Ok(Self { of_leaf, counts, terms, body: parcel.len() - rows.len() })
     }
-
-    /// Terms and numbers of the next row; `open` has seen that they are there.
-    fn next_row(&mut self) -> (&'a [f32], &'a [f32]) {
-        let (count, counts) = self.counts.split_first().expect("counted");
-        let (terms, left) = self.terms.split_at(2 * count.to_bits() as usize);
-        let (row, rows) = self.rows.split_at(self.hidden);
-        (self.counts, self.terms, self.rows) = (counts, left, rows);
-        (terms, row)
-    }
-}
-
-/// `rows` of `x` one after the other.
-pub fn gather(env: &Env, x: &[f32], rows: &[u32]) -> Vec<f32> {
-    let mut out = vec![0.0; rows.len() * env.place.hidden];
-    kernels::gather_rows(env.ctx, x, env.place.hidden, rows, &mut out);
-    out
 }
 
 /// Where the vectors that the members return for each local row stand among all of them, for [`kernels::combine`].

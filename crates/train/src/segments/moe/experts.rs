@@ -2,7 +2,7 @@
 
 use std::ops::Range;
 
-use kernels::{Acc, Mat, MatMut};
+use kernels::{Acc, Mat, MatMut, Pieces};
 use spec::tensors::Role;
 use spec::{Moe, Unit};
 
@@ -10,7 +10,7 @@ use super::dispatch::Work;
 use super::{moe, rows_of, shared};
 use crate::buffers::{LayerSaved, Memory};
 use crate::error::TrainError;
-use crate::segments::{Env, add_weight_grad, linear, need};
+use crate::segments::{Env, add_weight_grad, linear, linears, need};
 use crate::state::ChunkState;
 
 /// One SwiGLU of a layer by its roles: gate, up, down.
@@ -25,11 +25,31 @@ fn used(moe: &Moe, work: &Work) -> Vec<(usize, Range<usize>)> {
     (0..moe.experts).map(|e| (e, work.groups.of(e))).filter(|(_, slots)| !slots.is_empty()).collect()
 }
 
-/// Gives buffers back whose sizes come again: not those that depend on how many rows were sent here.
-fn spend(env: &Env, memory: &mut Memory, buffers: impl IntoIterator<Item = Vec<f32>>) {
-    if env.group.ranks == 1 {
-        buffers.into_iter().for_each(|buffer| memory.pool.give(buffer));
-    }
+/// A buffer whose size depends on the routers where rows come from other ranks.
+fn take(env: &Env, memory: &mut Memory, len: usize) -> Vec<f32> {
+    if env.group.ranks > 1 { memory.pool.take_loose(len) } else { memory.pool.take(len) }
+}
+
+/// What goes back to every member, and `behind` of them more numbers each: the sums of their rows over `y`.
+fn by_member(env: &Env, memory: &mut Memory, work: &Work, y: &[f32], gates: &[f32], behind: Behind) -> Vec<Vec<f32>> {
+    let hidden = env.place.hidden;
+    let one = |member: usize| {
+        let rows = work.from[member].clone();
+        let more = if behind == Behind::Gates { work.choices_of(member).len() } else { 0 };
+        let mut out = memory.pool.take_loose(rows.len() * hidden + more);
+        let sums = &mut out[..rows.len() * hidden];
+        kernels::combine(env.ctx, y, hidden, &work.terms(env.group, gates, rows), sums);
+        out
+    };
+    (0..env.group.ranks).map(one).collect()
+}
+
+/// What stands behind the rows that go back.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Behind {
+    Nothing,
+    /// Gradients of their gates.
+    Gates,
 }
 
 /// Leaves the layer's output, or what is to be returned to the ranks that sent rows.
@@ -37,25 +57,26 @@ pub fn forward(env: &Env, chunk: &ChunkState, memory: &mut Memory, unit: Unit, l
     let (moe, ctx, hidden) = (moe(env)?, env.ctx, env.place.hidden);
     let mut kept = memory.take_layer(chunk.chunk, unit, layer);
     let mut routed = need(&mut kept.routed, "the router's choice")?;
-    let (work, away) = (&routed.work, env.group.ranks > 1);
+    let work = &routed.work;
     let slots = work.groups.rows.len();
     let x = gate_and_up(env, chunk, memory, layer, &mut kept, work)?;
-    let mut act = memory.pool.take(slots * moe.ffn);
+    let mut act = take(env, memory, slots * moe.ffn);
     kernels::swiglu(ctx, &kept.gate, &kept.up, &mut act);
     let mut y = x;
     for (e, slots) in &used(moe, work) {
         let (inner, out) = (slots.start * moe.ffn..slots.end * moe.ffn, slots.start * hidden..slots.end * hidden);
         linear(ctx, &act[inner], slots.len(), chunk.param(layer, roles(*e)[2]), moe.ffn, &mut y[out]);
     }
-    let mut out = memory.pool.take(work.rows() * hidden);
-    kernels::combine(ctx, &y, hidden, &work.terms(env.group, &work.gates), &mut out);
-    spend(env, memory, [y, act]);
-    if away {
-        routed.returned = out;
+    if env.group.ranks > 1 {
+        routed.returned = by_member(env, memory, work, &y, &work.gates, Behind::Nothing);
     } else {
+        let rows = env.rows_local();
+        let mut out = memory.pool.take(rows * hidden);
+        kernels::combine(ctx, &y, hidden, &work.terms(env.group, &work.gates, 0..rows), &mut out);
         routed.shared = add_shared(env, chunk, memory, layer, &kept.n_mlp, &mut out)?;
         memory.regs.reduced = Some(out);
     }
+    [y, act].into_iter().for_each(|buffer| memory.pool.give(buffer));
     kept.routed = Some(routed);
     memory.put_layer(chunk.chunk, unit, layer, kept);
     Ok(())
@@ -73,7 +94,7 @@ pub fn forward_again(
     let mut kept = memory.take_layer(chunk.chunk, unit, layer);
     let mut routed = need(&mut kept.routed, "the router's choice")?;
     let x = gate_and_up(env, chunk, memory, layer, &mut kept, &routed.work)?;
-    spend(env, memory, [x]);
+    memory.pool.give(x);
     if width > 0 {
         routed.shared = shared::kept(env, chunk, memory, layer, &kept.n_mlp, width);
     }
@@ -93,16 +114,17 @@ fn gate_and_up(
 ) -> Result<Vec<f32>, TrainError> {
     let (moe, ctx, hidden) = (moe(env)?, env.ctx, env.place.hidden);
     let slots = work.groups.rows.len();
-    let mut x = memory.pool.take(slots * hidden);
-    let rows = if env.group.ranks > 1 { &work.x } else { &kept.n_mlp };
-    kernels::gather_rows(ctx, rows, hidden, &work.groups.rows, &mut x);
-    kept.gate = memory.pool.take(slots * moe.ffn);
-    kept.up = memory.pool.take(slots * moe.ffn);
+    let mut x = take(env, memory, slots * hidden);
+    kernels::gather_pieces(ctx, &work.rows(&kept.n_mlp, hidden), &work.at, &mut x);
+    kept.gate = take(env, memory, slots * moe.ffn);
+    kept.up = take(env, memory, slots * moe.ffn);
     for (e, slots) in &used(moe, work) {
         let ([gate, up, _], inner) = (roles(*e), slots.start * moe.ffn..slots.end * moe.ffn);
-        let x = rows_of(&x, hidden, slots.clone());
-        linear(ctx, x, slots.len(), chunk.param(layer, gate), hidden, &mut kept.gate[inner.clone()]);
-        linear(ctx, x, slots.len(), chunk.param(layer, up), hidden, &mut kept.up[inner]);
+        let uses = &mut [
+            (chunk.param(layer, gate), &mut kept.gate[inner.clone()]),
+            (chunk.param(layer, up), &mut kept.up[inner]),
+        ];
+        linears(ctx, rows_of(&x, hidden, slots.clone()), slots.len(), hidden, uses);
     }
     Ok(x)
 }
@@ -129,32 +151,34 @@ pub fn backward(
     layer: usize,
 ) -> Result<(), TrainError> {
     let (moe, ctx, hidden) = (moe(env)?, env.ctx, env.place.hidden);
-    let (ffn, away) = (moe.ffn, env.group.ranks > 1);
+    let ffn = moe.ffn;
     let mut kept = memory.take_layer(chunk.chunk, unit, layer);
     let mut routed = need(&mut kept.routed, "the router's choice")?;
     let work = &routed.work;
     let slots = work.groups.rows.len();
-    let mut x = memory.pool.take(slots * hidden);
-    kernels::gather_rows(ctx, if away { &work.x } else { &kept.n_mlp }, hidden, &work.groups.rows, &mut x);
-    let mut dy = memory.pool.take(slots * hidden);
-    let grad = if away { Some(&routed.dy) } else { memory.regs.grad.as_ref() };
+    let mut x = take(env, memory, slots * hidden);
+    kernels::gather_pieces(ctx, &work.rows(&kept.n_mlp, hidden), &work.at, &mut x);
+    let mut dy = take(env, memory, slots * hidden);
+    let grad = memory.regs.grad.as_deref();
     let grad = grad.ok_or_else(|| super::dispatch::missing("the gradient of the stream", unit, layer))?;
-    kernels::gather_rows(ctx, grad, hidden, &work.groups.rows, &mut dy);
+    let came = routed.dy.iter().map(Vec::as_slice);
+    let grads = Pieces::new(hidden, std::iter::once(grad).chain(came));
+    kernels::gather_pieces(ctx, &grads, &work.at, &mut dy);
 
-    let [mut act, mut d_act] = std::array::from_fn(|_| memory.pool.take(slots * ffn));
-    kernels::swiglu(ctx, &kept.gate, &kept.up, &mut act);
+    // The activation is computed again, in one pass with the gradients, in place.
+    let mut act = take(env, memory, slots * ffn);
     let used = used(moe, work);
     let inner = |slots: &Range<usize>| slots.start * ffn..slots.end * ffn;
     for (e, slots) in &used {
         let down = Mat::new(chunk.param(layer, roles(*e)[2]), hidden, ffn);
         let dy = Mat::new(rows_of(&dy, hidden, slots.clone()), slots.len(), hidden);
-        kernels::product(ctx, dy, down, MatMut::new(&mut d_act[inner(slots)], slots.len(), ffn), Acc::Store);
+        kernels::product(ctx, dy, down, MatMut::new(&mut act[inner(slots)], slots.len(), ffn), Acc::Store);
     }
     let mut d_gates = vec![0.0; slots];
-    kernels::gates_backward(ctx, &work.groups.to_slots(&work.gates), ffn, &mut act, &mut d_act, &mut d_gates);
-    let [mut d_gate, mut d_up] = std::array::from_fn(|_| memory.pool.take(slots * ffn));
-    kernels::swiglu_backward(ctx, &kept.gate, &kept.up, &d_act, &mut d_gate, &mut d_up);
-    for (e, slots) in &used {
+    let [mut d_gate, mut d_up] = [std::mem::take(&mut kept.gate), std::mem::take(&mut kept.up)];
+    let gates = work.groups.to_slots(&work.gates);
+    kernels::experts_backward(ctx, &gates, ffn, &mut d_gate, &mut d_up, &mut act, &mut d_gates);
+    for (e, _) in &used {
         let roles = roles(*e);
         // A leaf is a context cell and a tensor cell; the group's sum stands with its first data cell of this rank.
         let leaves = (0..env.lanes.contexts.len()).flat_map(|c| (0..env.place.num_cells()).map(move |i| (c, i)));
@@ -166,7 +190,6 @@ pub fn backward(
             add_weight_grad(ctx, part(&d_up, ffn), x, chunk.slice_grad(leaf, layer, roles[1]));
             add_weight_grad(ctx, dy, part(&act, ffn), chunk.slice_grad(leaf, layer, roles[2]));
         }
-        debug_assert!(slots.end <= work.groups.rows.len());
     }
     let mut dx = x;
     for (e, slots) in &used {
@@ -177,17 +200,22 @@ pub fn backward(
             kernels::product(ctx, d, w, MatMut::new(out, slots.len(), hidden), acc);
         }
     }
-    let mut out = memory.pool.take(work.rows() * hidden);
-    kernels::combine(ctx, &dx, hidden, &work.terms(env.group, &[]), &mut out);
-    routed.d_gates = work.groups.from_slots(&d_gates);
-    if away {
-        routed.returned = out;
+    let d_gates = work.groups.from_slots(&d_gates);
+    if env.group.ranks > 1 {
+        routed.returned = by_member(env, memory, work, &dx, &[], Behind::Gates);
+        for (member, out) in routed.returned.iter_mut().enumerate() {
+            let rows = work.from[member].len();
+            out[rows * hidden..].copy_from_slice(&d_gates[work.choices_of(member)]);
+        }
     } else {
+        let rows = env.rows_local();
+        let mut out = memory.pool.take(rows * hidden);
+        kernels::combine(ctx, &dx, hidden, &work.terms(env.group, &[], 0..rows), &mut out);
+        routed.d_gates = d_gates;
         add_shared_backward(env, chunk, memory, layer, &kept.n_mlp, &mut routed.shared, &mut out)?;
         memory.regs.reduced = Some(out);
     }
-    let spent = [dy, act, d_act, d_gate, d_up, dx, std::mem::take(&mut kept.gate), std::mem::take(&mut kept.up)];
-    spend(env, memory, spent);
+    [dy, act, d_gate, d_up, dx].into_iter().for_each(|buffer| memory.pool.give(buffer));
     kept.routed = Some(routed);
     memory.put_layer(chunk.chunk, unit, layer, kept);
     Ok(())

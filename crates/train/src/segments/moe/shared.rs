@@ -64,12 +64,12 @@ pub(super) fn backward(
     let up = need(&mut kept.pop(), "the shared expert's up")?;
     let gate = need(&mut kept.pop(), "the shared expert's gate")?;
     let width = gate.len() / rows;
-    let [mut act, mut d_act, mut d_gate, mut d_up] = std::array::from_fn(|_| memory.pool.take(rows * width));
-    kernels::swiglu(ctx, &gate, &up, &mut act);
+    let mut act = memory.pool.take(rows * width);
     let dy = need(&mut memory.regs.grad, "grad")?;
     let down = Mat::new(chunk.param(layer, ROLES[2]), hidden, width);
-    kernels::product(ctx, Mat::new(&dy, rows, hidden), down, MatMut::new(&mut d_act, rows, width), Acc::Store);
-    kernels::swiglu_backward(ctx, &gate, &up, &d_act, &mut d_gate, &mut d_up);
+    kernels::product(ctx, Mat::new(&dy, rows, hidden), down, MatMut::new(&mut act, rows, width), Acc::Store);
+    let (mut d_gate, mut d_up) = (gate, up);
+    kernels::swiglu_gradients(ctx, &mut d_gate, &mut d_up, &mut act);
     for leaf in env.lane_cells() {
         let of_leaf = rows_of_leaf(env, leaf);
         let mut part = |x: &[f32], width: usize| {
@@ -90,6 +90,6 @@ pub(super) fn backward(
         kernels::product(ctx, Mat::new(d, rows, width), w, MatMut::new(out, rows, hidden), Acc::Add);
     }
     memory.regs.grad = Some(dy);
-    [gate, up, act, d_act, d_gate, d_up].into_iter().for_each(|b| memory.pool.give(b));
+    [act, d_gate, d_up].into_iter().for_each(|b| memory.pool.give(b));
     Ok(())
 }
