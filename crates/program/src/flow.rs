@@ -387,9 +387,33 @@ impl Flow<'_> {
         }
     }
 
+    /// Queries, keys and values out of the normed rows.
+    fn qkv(&mut self, normed: &[usize]) {
+        let Lengths { q, kv, heads, .. } = self.len;
+        self.spare.all(&[q, kv, kv], normed);
+        if let Some([of_q, of_k]) = heads {
+            self.spare.all(&[q, of_q, kv, of_k], &[]);
+        }
+    }
+
+    fn qkv_backward(&mut self, instr: &Instr, pass: Pass) {
+        let Lengths { whole, inv, q, kv, heads, .. } = self.len;
+        if let Some([of_q, of_k]) = heads {
+            self.spare.all(&[q], &[q, of_q, q]);
+            self.spare.all(&[kv], &[kv, of_k, kv]);
+        }
+        if self.alone {
+            self.spare.all(&[whole, inv], &[inv]);
+        }
+        self.partial(instr);
+        if pass == Pass::Backward {
+            self.spare.all(&[], &[whole, q, kv, kv]);
+        }
+    }
+
     /// The logits of a block, by hosted cell, come or go.
-    fn logits(&mut self, block: usize, rows: usize, come: bool) {
-        let len = block_rows(rows_lane, block).len().min(TOKEN_BLOCK) * self.model.vocab_padded() / self.grid.tp;
+    fn logits(&mut self, block: usize, come: bool) {
+        let len = block_rows(self.len.rows_lane, block).len().min(TOKEN_BLOCK) * self.model.vocab_padded() / self.grid.tp;
         let all = vec![len; self.grid.tp / self.layout.tp];
         match come {
             true => self.spare.all(&all, &[]),

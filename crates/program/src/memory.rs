@@ -42,7 +42,8 @@ pub struct Plan {
     pub in_flight: u64,
     /// The largest right operand of a product, which is packed.
     pub scratch: u64,
-    /// Rings between this rank and those that it exchanges with, and activations that wait for room in them.
+    /// Rings between this rank and those that it exchanges with, activations that wait for room in them, and gradients that others
+    /// send before this rank adds them up.
     pub messages: u64,
     /// What a process takes at work whatever its shapes are; told by who runs it.
     pub at_work: u64,
@@ -90,6 +91,9 @@ impl Plan {
             program.instrs.iter().filter(|instr| instr.chunk == chunk).for_each(|instr| grads.run(instr));
             plan.gradients += FLOAT * grads.spare.elements();
             plan.leaves += FLOAT * grads.most as u64;
+            if layout.tp * layout.cp * layout.pp * layout.group > 1 {
+                plan.messages += FLOAT * grads.early_most as u64;
+            }
         }
         if let Some(mirrors) = Mirrors::of(layout) {
             let ward = layout.coords(mirrors.ward(layout, program.rank));
@@ -182,6 +186,10 @@ struct Grads<'a> {
     /// Elements of accumulators and leaves, and the most.
     now: usize,
     most: usize,
+    /// Elements that others have sent early of sums that are not built in place, by bucket, and the most: any other exchange
+    /// takes them out of the rings.
+    early: HashMap<Bucket, usize>,
+    early_most: usize,
 }
 
 impl<'a> Grads<'a> {
@@ -203,6 +211,8 @@ impl<'a> Grads<'a> {
             posted: HashSet::new(),
             now: 0,
             most: 0,
+            early: HashMap::new(),
+            early_most: 0,
         }
     }
 
@@ -252,7 +262,11 @@ impl<'a> Grads<'a> {
             (Op::Collective { value: Value::NormGrads, .. }, Some(leaf)) => self.add(leaf, Bucket::Norms),
             (Op::Collective { value: Value::SliceGrads, .. }, Some(leaf)) if self.slices > 0 => self.sum_slices(leaf),
             (Op::Close { cell, bucket }, Some(leaf)) => self.close(Unit { cell, ..leaf }, bucket),
-            (Op::Collective { value: Value::Grads(bucket), exchange, .. }, _) => self.sum(exchange, bucket),
+            (Op::Collective { value: Value::Grads(bucket), exchange, .. }, _) => {
+                self.early.remove(&bucket);
+                self.sum(exchange, bucket);
+            }
+            (Op::Post { value: Value::Grads(bucket), exchange, .. }, _) => self.post(exchange, bucket),
             (Op::Post { value: Value::Params(bucket), .. }, _) => {
                 self.plan.find(bucket).into_iter().for_each(|at| self.spare.take(self.len(at)));
                 self.posted.insert(bucket);
@@ -315,6 +329,24 @@ impl<'a> Grads<'a> {
         }
     }
 
+    /// Between two ranks with a leaf each the sum is built in the leaf, which was posted.
+    fn in_place(&self, exchange: Exchange, bucket: Bucket) -> bool {
+        self.layout.ranks_per_host.is_none()
+            && exchange == Exchange::AllReduce
+            && spec::tree::is_of_two(bucket.leaves(self.grid), &bucket.leaves_of(self.grid, self.layout))
+    }
+
+    /// The leaves of the others may come from now on.
+    fn post(&mut self, exchange: Exchange, bucket: Bucket) {
+        let Some(at) = self.plan.find(bucket).filter(|_| !self.in_place(exchange, bucket)) else { return };
+        let (plan, place) = (&self.plan.buckets[at], self.layout.coords(self.rank));
+        let nodes = |cells: &Vec<_>| spec::tree::subtrees_of(bucket.leaves(self.grid), cells).len();
+        let mut of_holder: Vec<usize> = bucket.leaves_of(self.grid, self.layout).iter().map(nodes).collect();
+        of_holder.swap_remove(plan.holders.number(place));
+        self.early.insert(bucket, of_holder.iter().sum::<usize>() * plan.part(place).len());
+        self.early_most = self.early_most.max(self.early.values().sum());
+    }
+
     /// A sum over the holders, or (`AllGather`) to the replicas.
     fn sum(&mut self, exchange: Exchange, bucket: Bucket) {
         let Some(at) = self.plan.find(bucket) else { return };
@@ -326,11 +358,7 @@ impl<'a> Grads<'a> {
             return;
         }
         let leaves = std::mem::replace(&mut self.closed[at], Counter::new(bucket.leaves(self.grid))).into_nodes().len();
-        // Between two ranks with a leaf each the sum is built in the leaf, which was posted.
-        let pair = self.layout.ranks_per_host.is_none()
-            && exchange == Exchange::AllReduce
-            && spec::tree::is_of_two(bucket.leaves(self.grid), &bucket.leaves_of(self.grid, self.layout));
-        let alone = plan.holders.count == 1 || pair;
+        let alone = plan.holders.count == 1 || self.in_place(exchange, bucket);
         let sum = match (alone, exchange) {
             (true, _) => len,
             (false, Exchange::AllReduce) => owned,

@@ -312,8 +312,7 @@ impl Routed {
     fn choice(self) -> (Self, Self) {
         let Self { scores, chosen, gates, counts, mut work, sent, shared, .. } = self;
         // Rows that were sent here are sent again.
-        let rest = Work { parcels: std::mem::take(&mut work.parcels), ..Work::default() };
-        let rest = Self { shared, work: rest, ..Self::default() };
+        let rest = Self { shared, work: work.take_parcels(), ..Self::default() };
         (Self { scores, chosen, gates, counts, work, sent, ..Self::default() }, rest)
     }
 }

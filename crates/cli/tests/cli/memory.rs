@@ -21,8 +21,13 @@ fn memory(out: &Out) -> (f64, f64) {
 
 /// Trains under `layouts`; the first one's digest and every plan must hold. The megabytes.
 fn planned(layouts: &[&str]) -> Vec<f64> {
+    planned_of(RUN, layouts)
+}
+
+/// [`planned`] of another run.
+fn planned_of(run: &str, layouts: &[&str]) -> Vec<f64> {
     let lab = Lab::new();
-    lab.write("run.toml", RUN);
+    lab.write("run.toml", run);
     let (mut peaks, mut digest) = (Vec::new(), None);
     for (i, layout) in layouts.iter().enumerate() {
         let sets: Vec<String> = layout.split_whitespace().map(|key| format!("layout.{key}")).collect();
@@ -57,4 +62,20 @@ fn ranks_of_every_axis_take_what_is_planned() {
         "pp=2 offload=activations recompute=selective",
     ]);
     assert!(peaks[2] < 0.8 * peaks[1], "{peaks:?}");
+}
+
+/// Rows stay, or travel to the ranks of their experts.
+#[test]
+fn experts_take_what_is_planned() {
+    let run = RUN
+        .replace("preset = \"M\"", "preset = \"M\"\nexperts = 8\nexperts_per_token = 2\nexpert_ffn = 352")
+        .replace("tp = 2", "ep = 2");
+    planned_of(&run, &["", "dp=2", "dp=2 zero=1", "dp=2 offload=optimizer+activations", "pp=2 recompute=full"]);
+}
+
+/// Keys and values of all context cells are gathered layer by layer.
+#[test]
+fn context_cells_take_what_is_planned() {
+    let run = RUN.replace("tp = 2", "cp = 2").replace("seq = 128", "seq = 256");
+    planned_of(&run, &["", "cp=2", "cp=2 dp=2 zero=1", "cp=2 recompute=selective offload=activations"]);
 }

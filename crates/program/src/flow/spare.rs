@@ -45,7 +45,9 @@ impl Spare {
         let room = match (fits, spare.max_by_key(|(_, room)| **room).map(|(at, _)| at)) {
             (Some(at), _) => self.loose.swap_remove(at),
             (None, largest) => {
-                largest.into_iter().for_each(|at| drop(self.loose.swap_remove(at)));
+                if let Some(at) = largest {
+                    self.loose.swap_remove(at);
+                }
                 len + len / SLACK + 1
             }
         };

@@ -83,6 +83,11 @@ impl Work {
         Self { at: groups.rows.clone(), first, chosen, gates, blocks, groups, ..Self::default() }
     }
 
+    /// What came, with nothing else.
+    pub fn take_parcels(&mut self) -> Self {
+        Self { parcels: std::mem::take(&mut self.parcels), ..Self::default() }
+    }
+
     /// How the outputs of the experts add up to the rows `rows`; `gates` empty: unweighted.
     pub fn terms<'a>(&'a self, group: GroupRanks, gates: &'a [f32], rows: Range<usize>) -> Terms<'a> {
         let (first, num_blocks) = (&self.first[rows.start..=rows.end], group.blocks / group.ranks);
