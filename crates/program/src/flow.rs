@@ -413,7 +413,8 @@ impl Flow<'_> {
 
     /// The logits of a block, by hosted cell, come or go.
     fn logits(&mut self, block: usize, come: bool) {
-        let len = block_rows(self.len.rows_lane, block).len().min(TOKEN_BLOCK) * self.model.vocab_padded() / self.grid.tp;
+        let len =
+            block_rows(self.len.rows_lane, block).len().min(TOKEN_BLOCK) * self.model.vocab_padded() / self.grid.tp;
         let all = vec![len; self.grid.tp / self.layout.tp];
         match come {
             true => self.spare.all(&all, &[]),

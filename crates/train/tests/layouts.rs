@@ -278,7 +278,11 @@ fn buffers_of_rows_that_travel_lie_between_balance_and_the_worst() {
         on_every_rank(&sets, |report, plan| {
             let (balanced, took) = (plan.activations + plan.in_flight, report.buffers_bytes);
             let worst = balanced + plan.uneven;
-            assert!(plan.uneven > 0 && 20 * took < 21 * worst && 10 * took > 9 * balanced, "{sets:?} rank {}: {took}, planned {balanced} to {worst}", report.rank);
+            assert!(
+                plan.uneven > 0 && 20 * took < 21 * worst && 10 * took > 9 * balanced,
+                "{sets:?} rank {}: {took}, planned {balanced} to {worst}",
+                report.rank
+            );
         });
     }
 }

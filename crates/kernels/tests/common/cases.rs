@@ -2,7 +2,7 @@
 
 use kernels::{
     Acc, AdamW, AttnShape, Ctx, Groups, IGNORE, Mat, MatMut, Queries, RopeTable, RouterShape, Terms, XentStat, adamw,
-    add_assign, attention, attention_backward, combine, embed, embed_backward, fill_normal, experts_backward, product,
+    add_assign, attention, attention_backward, combine, embed, embed_backward, experts_backward, fill_normal, product,
     rms_norm, rms_norm_backward, rms_norm_weight_grad, rope, rope_backward, route, route_backward, sum_squares, swiglu,
     swiglu_backward, swiglu_gradients, xent_combine, xent_grad, xent_stats,
 };

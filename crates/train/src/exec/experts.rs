@@ -53,7 +53,8 @@ impl Executor<'_> {
         };
         let send: Vec<&[f32]> =
             parcels.iter().enumerate().map(|(member, parcel)| if member == me { &[] } else { &parcel[..] }).collect();
-        let mut received = self.comm.endpoint.all_to_all_into(&self.comm.ep, &send, &mut |_, len| pool.take_loose(len))?;
+        let mut received =
+            self.comm.endpoint.all_to_all_into(&self.comm.ep, &send, &mut |_, len| pool.take_loose(len))?;
         let expected = |member: usize| match trip {
             Trip::Out => None,
             _ if member == me => Some(0),
@@ -65,7 +66,9 @@ impl Executor<'_> {
             received.iter().enumerate().find(|(m, got)| expected(*m).is_some_and(|want| got.len() != want))
         {
             let (got, want) = (received[member].len(), expected(member).unwrap_or(0));
-            return Err(TrainError::Internal(format!("member {member} returned {got} numbers in layer {layer}, not {want}")));
+            return Err(TrainError::Internal(format!(
+                "member {member} returned {got} numbers in layer {layer}, not {want}"
+            )));
         }
         let mut parcels = parcels;
         match trip {
