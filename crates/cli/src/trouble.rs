@@ -20,6 +20,10 @@ pub fn text(event: &Event) -> Option<String> {
             world.generation, world.ranks, world.layout, world.origin
         ),
         Event::Recovery(anatomy) => recovery(anatomy),
+        Event::Checked { step, leaves, process, seconds } => format!(
+            "step {step} checked by a spare (process #{process}): {leaves} leaves computed again in {:.0} ms, all alike",
+            1000.0 * seconds
+        ),
         Event::Replayed { step, reason } => format!("step {step} replayed: {reason}"),
         Event::Intervention(i) => {
             format!("intervention from step {}: {}, {} (by {})", i.step, i.action, i.detail, i.by)

@@ -6,6 +6,7 @@
 mod act;
 mod hear;
 mod rebuild;
+mod spares;
 
 use std::collections::{BTreeMap, HashMap};
 use std::path::PathBuf;
@@ -35,6 +36,8 @@ pub trait Trade: Send {
     fn cores(&self, run: &Run) -> Vec<Vec<usize>>;
     /// Who holds the others up, from what the ranks said about their exchanges; by rank, none: no answer came.
     fn verdict(&self, run: &Run, flights: &[Option<serde_json::Value>]) -> Judgement;
+    /// The checkpoints of these steps are not removed, however old they get.
+    fn hold(&self, steps: &[u64]);
     /// Sets checkpoints of steps after `after` aside, in the run's folder and in the slower tier; what was done, or could not be.
     fn distrust(&self, run: &Run, after: u64) -> Vec<String>;
 }
@@ -112,6 +115,8 @@ pub struct Controller<'a> {
     ticked_at: u64,
     /// Changes of what the run is, with its run file from then on, that nobody has taken yet.
     interventions: Vec<(Intervention, String)>,
+    /// What spares check.
+    checks: spares::Checks,
     end: Option<End>,
     done: Option<serde_json::Value>,
 }
@@ -156,6 +161,7 @@ impl<'a> Controller<'a> {
             rebuilt: false,
             ticked_at: 0,
             interventions: Vec::new(),
+            checks: spares::Checks::default(),
             end: None,
             done: None,
         })
@@ -252,6 +258,7 @@ impl<'a> Controller<'a> {
             self.feed(Input::Still { ms }, agents, observe);
         }
         self.feed(Input::Tick, agents, observe);
+        self.check(agents);
         if let Some(why) = self.journal.broken() {
             observe(&Event::Notice {
                 text: format!(

@@ -111,13 +111,18 @@ impl Injection {
                 ));
             }
             // What goes on for ever the next check finds.
-            if fault.kind == FaultKind::FlipDevice && (every == 0 || step.next_multiple_of(every) > steps) {
+            // So do spares, after the next checkpoint.
+            let spares = run.guard.spares > 0
+                && run.guard.spares_check
+                && run.layout.group == 1
+                && run.checkpoint.every.is_none_or(|n| n > 0 && (step - 1).max(1).next_multiple_of(n) < steps);
+            if fault.kind == FaultKind::FlipDevice && !spares && (every == 0 || step.next_multiple_of(every) > steps) {
                 return Err(format!(
                     "--inject: nobody would notice {fault}: guard.recompute_every = {every} computes no gradient of steps {step} to \
-                     {steps} twice; set it to 1, or to a divisor of {step}"
+                     {steps} twice; set it to 1, or to a divisor of {step}, or set guard.spares and checkpoint.every"
                 ));
             }
-            if fault.kind == FaultKind::FlipDevice && run.layout.dp == run.layout.group {
+            if fault.kind == FaultKind::FlipDevice && !spares && run.layout.dp == run.layout.group {
                 return Err(format!(
                     "--inject: nobody would notice {fault}: no other rank can compute its gradients (layout.dp = {}, of which {} share \
                      their experts); raise layout.dp",

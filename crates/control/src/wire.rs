@@ -19,7 +19,7 @@ pub const RANK_COMMAND: &str = "__rank";
 pub const ABOUT_COMMAND: &str = "__about";
 
 /// Changes whenever these messages, or the job in [`ToRank::Hello`], do: binaries of one number understand each other.
-pub const PROTOCOL: u32 = 2;
+pub const PROTOCOL: u32 = 3;
 
 /// What a binary says of itself before a run is handed over to it.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -66,6 +66,19 @@ pub enum ToRank {
     Stop,
     /// A spare: connect to nothing, keep the data open, wait.
     Wait,
+    /// A spare: compute a step's gradients again, until there is something else to do.
+    Check(Box<CheckOrder>),
+}
+
+/// What a spare is to compute again.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct CheckOrder {
+    /// The step.
+    pub step: u64,
+    /// The checkpoint of the step before it.
+    pub from: PathBuf,
+    /// The resolved run file of the world that made the step.
+    pub run_toml: String,
 }
 
 /// A place in a world.
@@ -87,6 +100,9 @@ pub struct Assignment {
     pub origin: Origin,
     /// Deliberate faults still to come, of this rank.
     pub faults: Vec<Fault>,
+    /// The first step is checked by other ranks, whatever the run file says.
+    #[serde(default)]
+    pub recheck: bool,
 }
 
 /// How a rank process joins the fabric.
@@ -150,6 +166,26 @@ pub enum FromRank {
     },
     /// Something happened.
     Event(Event),
+    /// What this rank made of the leaves of a step that was committed: (leaf, hash of its gradients).
+    Leaves {
+        /// In which world.
+        generation: u64,
+        /// The step.
+        step: u64,
+        /// Named as in every layout with these axes.
+        leaves: Vec<(u64, u64)>,
+    },
+    /// What a spare made of a step ([`ToRank::Check`]).
+    Checked {
+        /// The step.
+        step: u64,
+        /// As in [`FromRank::Leaves`]; of all ranks.
+        leaves: Vec<(u64, u64)>,
+        /// Seconds that it took.
+        seconds: f64,
+        /// Why nothing came of it.
+        problem: Option<String>,
+    },
     /// A step that the ranks of this world have decided, and of which nobody may have told: the world is over for this rank.
     Carried {
         /// Which world.

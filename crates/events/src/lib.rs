@@ -148,6 +148,17 @@ pub enum Event {
         /// Why.
         reason: String,
     },
+    /// A spare has computed the gradients of a step again, from the checkpoint before it, and they are what the ranks had.
+    Checked {
+        /// The step.
+        step: u64,
+        /// Leaves: gradients of a cell, over all that one rank has of it.
+        leaves: u64,
+        /// The spare's process, as the controller numbers it.
+        process: u64,
+        /// Seconds that it took, beside the ranks' work.
+        seconds: f64,
+    },
     /// The run's numbers were changed on purpose.
     Intervention(Intervention),
     /// A rank holds the others up.

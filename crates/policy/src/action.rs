@@ -43,6 +43,9 @@ pub struct World {
     pub layout: String,
     /// Where its state comes from.
     pub origin: Origin,
+    /// Its first step is checked by other ranks, whatever the run file says: a spare has found a step wrong.
+    #[serde(default)]
+    pub recheck: bool,
 }
 
 /// Something is wrong; the shell tells the person and times the answer.

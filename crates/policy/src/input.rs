@@ -241,6 +241,27 @@ pub enum Input {
         #[serde(default)]
         still_ms: u64,
     },
+    /// Spares have computed the gradients of a step again, of all ranks, and all were alike.
+    Checked {
+        /// The step.
+        step: u64,
+    },
+    /// They have, twice, and those of these members were otherwise.
+    Disputed {
+        /// The step.
+        step: u64,
+        /// Who is alone with what it made.
+        processes: Vec<Process>,
+        /// A sentence.
+        detail: String,
+    },
+    /// A spare has computed what nobody else came to.
+    Erred {
+        /// Which.
+        process: Process,
+        /// A sentence.
+        detail: String,
+    },
     /// A rank came to the end of the run.
     Done {
         /// Which.

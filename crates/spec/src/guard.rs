@@ -26,6 +26,8 @@ pub struct Guard {
     pub restarts_window_s: u64,
     /// Processes that wait to take a place.
     pub spares: usize,
+    /// While they wait they compute gradients of the step after each checkpoint again.
+    pub spares_check: bool,
     /// Failures of a host within the window before nothing is placed there any more.
     pub evict_after: usize,
     /// How long the place of a process that died stays empty; 0: a new one is started at once.
@@ -55,6 +57,7 @@ pub(crate) fn guard(values: &Values) -> Result<Guard, SpecError> {
         restarts_max: values.need("guard.restarts_max")?,
         restarts_window_s: ms("guard.restarts_window_s")?,
         spares: values.need("guard.spares")?,
+        spares_check: values.bool("guard.spares_check").expect("has a default"),
         evict_after: values.need("guard.evict_after")?,
         respawn_after_ms: ms("guard.respawn_after_ms")?,
         hash_state: values.bool("guard.hash_state").expect("has a default"),

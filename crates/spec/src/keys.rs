@@ -168,6 +168,7 @@ keys! {
     "guard.restarts_max" Int "16" false "recoveries within guard.restarts_window_s before the run gives up (exit code 5); 0: any failure ends it";
     "guard.restarts_window_s" Int "3_600" false "the window of guard.restarts_max and guard.evict_after, in seconds";
     "guard.spares" Int "0" false "rank processes that wait to take the place of one that dies";
+    "guard.spares_check" Bool "true" false "while they wait, spares compute the gradients of the step after each checkpoint again, from that checkpoint, and compare them with the ranks'";
     "guard.evict_after" Int "3" false "failures of a host within the window after which it gets no ranks, if there are other hosts";
     "guard.respawn_after_ms" Int "0" false "how long the place of a process that died stays empty, the others going on without it; 0: a new one is started at once";
     "guard.hash_state" Bool "true" false "each rank hashes what it wrote, and looks again before the next step is committed: a bit that changed in memory is found";

@@ -165,7 +165,7 @@ pub(crate) fn settle(root: &Path, step: u64, run: &Run, best: &Best, pending: &[
 /// to stop.
 pub(crate) fn make_room(root: &Path, step: u64, run: &Run, best: &Best, pending: &[u64]) {
     let also = best.best.iter().map(|(step, _)| *step).chain(pending.iter().copied());
-    let also = also.chain(sound(root, step, run.guard.recompute_every)).collect();
+    let also = also.chain(sound(root, step, run.guard.recompute_every)).chain(held(root)).collect();
     let retention = Retention { keep: run.checkpoint.keep, keep_every: run.checkpoint.keep_every, also };
     drop(checkpoint::retain(root, &retention));
 }
@@ -178,6 +178,23 @@ fn sound(root: &Path, step: u64, every: u64) -> Vec<u64> {
     }
     let before = |step| checkpoint::newest_before(root, step).ok()?.checkpoint.map(|found| found.meta().step);
     [step, step / every * every + 1].into_iter().filter_map(before).collect()
+}
+
+/// Where it stands which checkpoints must stay.
+const HELD: &str = "held.json";
+
+/// From now on the checkpoints of these steps stay. That it cannot be written is no reason to stop.
+pub(crate) fn hold(root: &Path, steps: &[u64]) {
+    let (new, at) = (root.join("held.json.tmp"), root.join(HELD));
+    let text = serde_json::json!({ "schema": 1, "steps": steps }).to_string() + "\n";
+    let _ = std::fs::write(&new, text).and_then(|()| std::fs::rename(&new, &at));
+}
+
+fn held(root: &Path) -> Vec<u64> {
+    let text = std::fs::read_to_string(root.join(HELD)).unwrap_or_default();
+    let read: Option<serde_json::Value> = serde_json::from_str(&text).ok();
+    let steps = read.as_ref().and_then(|value| value["steps"].as_array()).into_iter().flatten();
+    steps.filter_map(serde_json::Value::as_u64).collect()
 }
 
 /// Writes `best.json` beside the checkpoints if the best validation's step has one. A marker that cannot be written is

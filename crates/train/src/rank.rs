@@ -5,6 +5,7 @@ mod save;
 mod work;
 mod world;
 
+use std::collections::BTreeMap;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -72,6 +73,8 @@ pub struct Job {
     pub faults: Vec<Fault>,
     /// A deliberate fault, that a proof must catch.
     pub mutant: Option<Mutant>,
+    /// The first step is checked by other ranks in any case.
+    pub recheck: bool,
 }
 
 /// Runs the rank behind `endpoint`; rank 0 speaks for the run, all ranks report their own end.
@@ -118,6 +121,7 @@ pub fn run(job: &Job, endpoint: Endpoint, start: Start, sink: &dyn Fn(Said)) -> 
         began,
         took_s: 0.0,
         from_peers: loaded.from_peers,
+        recheck_at: job.recheck.then_some(loaded.step + 1),
         open_at: loaded.open.then_some(loaded.step),
     };
     rank_run.saver.open_store(&job.run)?;
@@ -176,6 +180,8 @@ struct RankRun<'a> {
     /// Seconds that the last whole step took.
     took_s: f64,
     from_peers: bool,
+    /// The step that is checked in any case.
+    recheck_at: Option<u64>,
     /// The step whose checkpoint an earlier world may have written.
     open_at: Option<u64>,
 }
@@ -260,8 +266,13 @@ impl RankRun<'_> {
                 self.hashes(step)?;
             }
             let save = self.failed_checkpoint.is_some() || self.saver.due(step) || (better && run.checkpoint.best);
-            if save && step < steps && !stop && self.checkpoint_due(step)? {
-                saved = step;
+            if save && step < steps && !stop {
+                if self.checkpoint_due(step)? {
+                    saved = step;
+                }
+                // The step after it can be computed again from it.
+                let spares = run.guard.spares > 0 && run.guard.spares_check;
+                self.executor.watch = spares.then(BTreeMap::new);
             }
             self.saver.news().into_iter().for_each(|event| self.say(event));
             if stop && step < steps {
@@ -305,7 +316,7 @@ impl RankRun<'_> {
             Outcome::Eval(_) => Err(TrainError::Internal("a training program gave no decision".into())),
         };
         let every = run.guard.recompute_every;
-        let checked = every > 0 && step.is_multiple_of(every);
+        let checked = every > 0 && step.is_multiple_of(every) || self.recheck_at == Some(step);
         self.executor.recheck =
             if checked { Recheck::first(leaves::shifts(&run.grid, &run.layout)) } else { Recheck::default() };
         self.executor.writer = self.saver.due(step).then(|| self.saver.word(run));
@@ -347,6 +358,9 @@ impl RankRun<'_> {
         }
         self.took_s = seconds;
         self.say(Event::Step(self.told(step, &decision, seconds)));
+        if let Some(made) = self.executor.watch.take() {
+            (self.sink)(Said::Leaves { step, leaves: made.into_iter().collect() });
+        }
         Ok(decision.stop)
     }
 

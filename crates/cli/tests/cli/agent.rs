@@ -207,6 +207,7 @@ pub fn form(ranks: &mut [&mut Process], generation: u64, sets: &[&str], origin: 
             cores: Vec::new(),
             origin: origin.clone(),
             faults: faults.iter().filter(|f| f.rank == rank).copied().collect(),
+            recheck: false,
         })));
     }
     if tcp {

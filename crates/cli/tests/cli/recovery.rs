@@ -304,6 +304,34 @@ fn steps_that_a_broken_device_may_have_spoilt_are_computed_again() {
     }
 }
 
+/// The ranks check nothing themselves; a spare does, in its own time, and the run goes back to before what it found.
+#[test]
+fn a_spare_finds_what_the_ranks_do_not_check() {
+    let steps = "train.steps=300";
+    let want = Lab::new().train("out", &[], &[steps]).expect(0).digest();
+    let sets = [steps, "guard.spares=1", "checkpoint.every=5", "checkpoint.background=true"];
+    let lab = Lab::new();
+    let trained = |lab: &Lab, inject: &str, layout: &[&str]| {
+        let out = lab.train("out", &["--inject", inject], &[layout, &sets].concat()).expect(0);
+        assert_eq!(out.digest(), want, "{out}");
+        out
+    };
+    let out = trained(&lab, "", &["layout.dp=2"]);
+    assert!(out.stdout.contains("restarts 0") && out.stdout.contains("leaves computed again in"), "{out}");
+    let summary = std::fs::read_to_string(lab.path("out/summary.json")).unwrap();
+    let summary: serde_json::Value = serde_json::from_str(&summary).unwrap();
+    let steps = out.stdout.matches("checked by a spare").count() as u64;
+    assert_eq!(summary["checked_by_spares"]["steps"], steps, "{summary}");
+    assert_eq!(summary["checked_by_spares"]["leaves"], 4 * steps, "{summary}");
+    // Named by the spare, then found by the other rank in the step that is computed again.
+    let out = trained(&Lab::new(), "flip:1@8:device", &["layout.dp=2"]);
+    assert!(out.stdout.contains("disputed of rank 1") && out.stdout.contains("broken device of rank 1"), "{out}");
+    assert!(out.stdout.contains("restarts 2"), "{out}");
+    // No other rank has its state: the spare finds it again.
+    let out = trained(&Lab::new(), "flip:1@8:device", &["layout.pp=2"]);
+    assert!(out.stdout.contains("disputed of rank 1") && out.stdout.contains("broken device of rank 1"), "{out}");
+}
+
 /// Each rank's own shard has a bad piece, and the other one mirrors it: nothing comes from disk.
 #[test]
 fn corrupt_pieces_on_two_ranks_come_from_each_other() {

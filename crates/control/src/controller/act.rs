@@ -118,6 +118,9 @@ impl Controller<'_> {
                 (format!("peers, step {step}"), step + 1)
             }
         };
+        if !matches!(world.origin, Origin::Peers { .. }) {
+            self.checks.back(committed + 1);
+        }
         if world.generation > 1 {
             self.repairs.placed(reason, resumed, self.seconds());
             observe(&Event::Decided {
@@ -159,6 +162,7 @@ impl Controller<'_> {
                 cores: cores.get(rank).cloned().unwrap_or_default(),
                 origin: world.origin.clone(),
                 faults: faults.copied().collect(),
+                recheck: world.recheck,
             }));
             Some((*process, word))
         };

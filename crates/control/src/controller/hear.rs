@@ -87,6 +87,14 @@ impl Controller<'_> {
                 self.feed(Input::Loaded { process, generation, step }, agents, observe);
             }
             FromRank::Event(event) => self.event(process, event, agents, observe),
+            FromRank::Leaves { generation, step, leaves } => {
+                if self.generation() == generation && self.rank(process).is_some() {
+                    self.claimed(process, step, leaves);
+                }
+            }
+            FromRank::Checked { step, leaves, seconds, problem } => {
+                self.checked(process, (step, leaves, seconds), problem, agents, observe);
+            }
             FromRank::Carried { generation, step } => {
                 if self.generation() == generation && self.rank(process).is_some() {
                     self.carried = Some(step);
@@ -135,6 +143,7 @@ impl Controller<'_> {
             }
             Event::Checkpoint { step, path, .. } => {
                 self.repairs.checkpoint_written();
+                self.checks.checkpoint(step, path.clone().into());
                 Input::Checkpoint { step, path: path.into() }
             }
             Event::CheckpointFailed { step, .. } => {

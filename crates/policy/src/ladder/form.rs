@@ -104,12 +104,12 @@ impl Policy {
     }
 
     /// Where steps may be spoilt that were committed, the next world goes on before them; true if so.
-    fn go_back(&mut self) -> bool {
+    pub(super) fn go_back(&mut self) -> bool {
         let Some(back) = self.suspect.take() else { return false };
         self.saves.go(&back);
-        let (first, last, from) = (back.first, self.committed, back.name());
+        let (first, last, from) = (back.first, self.reached, back.name());
         self.why_saved =
-            format!("steps {first} to {last} may be spoilt by a broken device and are computed again, from {from}: ");
+            format!("steps {first} to {last} may be spoilt and are computed again, from {from}: ");
         true
     }
 
@@ -306,7 +306,7 @@ impl Policy {
         };
         processes.iter().for_each(|p| self.hosts.set(*p, Doing::Member));
         let (run_toml, layout) = (run.values.to_toml(), run.layout.to_string());
-        let world = World { generation, processes, run_toml, layout, origin };
+        let world = World { generation, processes, run_toml, layout, origin, recheck: self.recheck };
         self.world = Some((world.clone(), run));
         if !matches!(self.origin, Next::Peers(_)) {
             self.reached = self.saves.newest_step();

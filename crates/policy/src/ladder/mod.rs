@@ -75,6 +75,10 @@ pub struct Policy {
     suspect: Option<Back>,
     /// A broken device was found in the world of the moment.
     broken_seen: bool,
+    /// The next step is to be checked by other ranks.
+    recheck: bool,
+    /// Whom spares have found wrong, and how often.
+    accused: BTreeMap<Process, usize>,
     progress_at: u64,
     longest_step_ms: u64,
     /// The members are asked where they stand.
@@ -156,6 +160,8 @@ impl Policy {
             saves: Saves::of(start.from),
             suspect: None,
             broken_seen: false,
+            recheck: false,
+            accused: BTreeMap::new(),
             progress_at: 0,
             longest_step_ms: 0,
             asked: None,
@@ -216,6 +222,17 @@ impl Policy {
     pub fn replacing(&self) -> usize {
         let last = self.renewed_at > 0 && self.reached <= self.renewed_at;
         self.old.len().max(usize::from(last))
+    }
+
+    /// Processes that wait to take a place, the first first.
+    pub fn waiting(&self) -> Vec<Process> {
+        let waits = |p: &&Process| *self.hosts.doing(**p) == Doing::Ready;
+        self.hosts.processes.keys().filter(waits).copied().collect()
+    }
+
+    /// The step of the checkpoint that the run would go back to if a device were broken now; it must not be removed.
+    pub fn sound(&self) -> Option<u64> {
+        self.saves.sound()
     }
 
     /// True from the last decision on.
@@ -284,6 +301,9 @@ impl Policy {
             }
             Input::Still { ms } => self.still(now, ms),
             Input::Verdict { ranks, reason, still_ms } => self.verdict(now, &ranks, &reason, still_ms),
+            Input::Checked { step } => self.saves.begin_checks(step),
+            Input::Disputed { step, processes, detail } => self.disputed(now, step, &processes, detail),
+            Input::Erred { process, detail } => self.kill(now, process, "broken device", detail),
             Input::Done { process } => self.done(process),
             Input::Failed { process, code, reason, alike } => self.failed(now, process, code, &reason, alike),
             Input::Stop => {
@@ -340,6 +360,7 @@ impl Policy {
         self.reached = step;
         let every = self.run().guard.recompute_every;
         self.saves.committed(step, every);
+        self.recheck = false;
         self.progress_at = now;
         self.replays.retain(|(at, _), _| *at >= step);
     }

@@ -49,6 +49,11 @@ impl Saves {
         self.newest().map_or(0, |(step, _)| *step)
     }
 
+    /// The step of the newest one up to the last check.
+    pub fn sound(&self) -> Option<u64> {
+        self.all.first().map(|(step, _)| *step).filter(|step| *step <= self.checked)
+    }
+
     /// A checkpoint was written.
     pub fn written(&mut self, step: u64, path: PathBuf) {
         // One that was told late is no newer for that.
@@ -66,7 +71,7 @@ impl Saves {
         }
     }
 
-    /// Checks begin after `step`: what was before is not asked about.
+    /// Everything up to `step` is known to be good, or is not asked about.
     pub fn begin_checks(&mut self, step: u64) {
         self.checked = self.checked.max(step);
         self.tidy();

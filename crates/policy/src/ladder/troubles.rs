@@ -1,6 +1,6 @@
 //! What goes wrong: who is to blame, what is said of it, and whether it was once too often.
 
-use super::{Phase, Policy};
+use super::{Next, Phase, Policy};
 use crate::action::{Action, Trouble};
 use crate::hosts::Doing;
 use crate::input::{Cause, Held, Process};
@@ -185,25 +185,50 @@ impl Policy {
         }
     }
 
+    /// Spares have found what members made of a step wrong. The run goes back to before it, and other ranks check it: a fault of
+    /// a moment is gone then, a broken device is found. Who is found wrong again is replaced.
+    pub(super) fn disputed(&mut self, now: u64, step: u64, processes: &[Process], detail: String) {
+        let Some(back) = self.saves.back(step, self.reached) else { return };
+        let member = processes.iter().copied().find(|process| self.is_member(*process));
+        let times = member.map_or(0, |process| {
+            let times = self.accused.entry(process).or_default();
+            *times += 1;
+            *times
+        });
+        let (first, last, from) = (back.first, self.reached, back.name());
+        let detail = format!("{detail}; steps {first} to {last} may be spoilt and are computed again, from {from}");
+        self.act(Action::Distrust { after: first - 1 }, format!("steps {first} to {last} may be spoilt"));
+        (self.suspect, self.recheck) = (Some(back), true);
+        match member.filter(|_| times > 1) {
+            Some(process) => self.kill(now, process, "broken device", detail),
+            None => self.trouble(now, "disputed", member, detail),
+        }
+        if self.phase == Phase::Forming && self.go_back() {
+            self.origin = Next::Saved;
+        }
+    }
+
     /// Ranks of which one has a broken device: one of them gets another process. Where nobody can tell which it is they have their
     /// turns, because the step fails again as long as it is the wrong one.
     pub(super) fn broken(&mut self, now: u64, step: u64, ranks: &[u32]) {
         self.broken_seen = true;
         let step = step.max(1);
         let turn = self.times("broken".into()) - 1;
-        let Some(rank) = ranks.get(turn % ranks.len().max(1)) else { return };
+        // Where spares have named one before it is the first.
+        let named = ranks.iter().find(|rank| self.process(**rank).is_some_and(|p| self.accused.contains_key(&p)));
+        let Some(rank) = named.or(ranks.get(turn % ranks.len().max(1))) else { return };
         let Some(process) = self.process(*rank) else { return };
         let others = match ranks.len() {
             1 => String::new(),
             n => format!(", or that of another one of ranks {ranks:?} (turn {} of {n})", turn % n + 1),
         };
         // What it made since the last check nobody has looked at.
-        let back = self.saves.back(step, self.committed);
+        let back = self.saves.back(step, self.reached);
         let unseen = match &back {
             Some(back) => format!(
                 "; steps {} to {} were not checked (guard.recompute_every = {}) and are computed again, from {}",
                 back.first,
-                self.committed,
+                self.reached,
                 self.run().guard.recompute_every,
                 back.name()
             ),
@@ -214,7 +239,7 @@ impl Policy {
         );
         if let Some(back) = &back {
             // At once: should the run end here, nobody goes on from them.
-            let text = format!("steps {} to {} may be spoilt by a broken device", back.first, self.committed);
+            let text = format!("steps {} to {} may be spoilt by a broken device", back.first, self.reached);
             self.act(Action::Distrust { after: back.first - 1 }, text);
         }
         self.suspect = back;

@@ -199,6 +199,72 @@ fn without_a_checkpoint_from_before_the_run_begins_again_and_says_so() {
     assert!(desk.policy.ended() && out.contains(&Action::Distrust { after: 4 }), "{out:?}");
 }
 
+/// Spares have found rank 1 of the world of the moment wrong in step 7; all leave, and are back.
+fn disputed(desk: &mut Desk, step: u64) -> (Vec<Action>, World) {
+    let members = desk.policy.world().unwrap().processes.clone();
+    let processes = vec![members[1]];
+    let mut out = desk.on(Input::Disputed { step, processes, detail: "two spares found the same".into() });
+    let left: Vec<_> = members.iter().filter(|p| !out.contains(&Action::Kill { process: **p })).collect();
+    for p in left {
+        let reached = desk.policy.reached();
+        out.extend(desk.says(p.0, at(reached), Cause::Aborted));
+    }
+    spawns(&out).iter().for_each(|new| out.extend(desk.on(Input::Ready { process: *new })));
+    let world = formed(&out);
+    (out, world)
+}
+
+#[test]
+fn what_spares_dispute_is_computed_again_from_before_it_and_checked() {
+    let mut desk = Desk::running(&["layout.dp=2"], 9);
+    for step in [3, 6, 9] {
+        desk.on(Input::Checkpoint { step, path: format!("c/{step}").into() });
+    }
+    assert_eq!(desk.policy.sound(), None);
+    desk.on(Input::Checked { step: 4 });
+    assert_eq!(desk.policy.sound(), Some(3), "it must stay");
+    let (out, world) = disputed(&mut desk, 7);
+    let told = out.iter().find_map(|a| if let Action::Tell(told) = a { Some(told) } else { None }).unwrap();
+    assert_eq!((told.kind.as_str(), told.rank), ("disputed", Some(1)));
+    assert!(told.detail.contains("steps 5 to 9 may be spoilt"), "{told:?}");
+    assert!(out.contains(&Action::Distrust { after: 4 }) && !out.iter().any(|a| matches!(a, Action::Kill { .. })));
+    assert_eq!((&world.origin, world.recheck, desk.policy.reached()), (&Origin::Disk("c/3".into()), true, 3));
+    // A step that was computed again without a word of it is checked no more.
+    desk.load(3);
+    (4..=8).for_each(|step| drop(desk.on(Input::Step { step })));
+    // The same one again: it is the device.
+    desk.on(Input::Checkpoint { step: 6, path: "c/6".into() });
+    let (out, world) = disputed(&mut desk, 7);
+    assert!(out.contains(&Action::Kill { process: Process(1) }), "{out:?}");
+    assert_eq!((&world.origin, world.recheck), (&Origin::Disk("c/3".into()), true));
+    assert!(!world.processes.contains(&Process(1)));
+    // What was gone back over already says nothing.
+    desk.load(3);
+    assert_eq!(desk.on(Input::Disputed { step: 7, processes: vec![], detail: "late".into() }), []);
+}
+
+#[test]
+fn whom_spares_have_named_is_the_first_to_go() {
+    let mut desk = Desk::running(&["layout.dp=2"], 9);
+    desk.on(Input::Checkpoint { step: 6, path: "c/6".into() });
+    let (_, world) = disputed(&mut desk, 7);
+    assert!(world.recheck && world.origin == Origin::Fresh, "nobody has checked what is in step 6");
+    desk.load(0);
+    // In its first step, which both ranks compute; nobody could tell which of two it is.
+    let out = desk.says(0, at(0), Cause::Broken { step: 1, ranks: vec![0, 1] });
+    assert!(out.contains(&Action::Kill { process: Process(1) }), "{out:?}");
+}
+
+#[test]
+fn a_spare_that_errs_is_sent_away_and_nobody_else_is_disturbed() {
+    let mut desk = Desk::running(&["layout.dp=2", "guard.spares=1"], 3);
+    desk.on(Input::Ready { process: Process(2) });
+    assert_eq!(desk.policy.waiting(), [Process(2)]);
+    let out = desk.on(Input::Erred { process: Process(2), detail: "it alone".into() });
+    assert_eq!(out[0], Action::Kill { process: Process(2) });
+    assert_eq!((spawns(&out), out.len()), (vec![Process(3)], 2));
+}
+
 #[test]
 fn where_nobody_can_tell_who_is_broken_they_have_their_turns() {
     let mut desk = Desk::running(&["layout.dp=2"], 6);

@@ -214,6 +214,10 @@ impl Executor<'_> {
             if self.pulse.broken.load(Ordering::Relaxed) {
                 fault::flip(gradient, fault::STUCK);
             }
+            if let Some(watch) = &mut self.watch {
+                let sum = watch.entry(leaves::key(grid, layout, coords, class, leaf, 0)).or_default();
+                *sum = sum.wrapping_add(leaves::hash([instr.chunk, at, unit.mb], gradient));
+            }
             if self.recheck.on() {
                 let by = self.recheck.shift();
                 let key = leaves::key(grid, layout, coords, class, leaf, by);

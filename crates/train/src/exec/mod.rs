@@ -92,6 +92,8 @@ pub struct Executor<'a> {
     pub recorder: Option<Recorder>,
     /// Checks a step by other ranks, if that is wanted.
     pub recheck: Recheck,
+    /// By leaf, what the last pass made of it, where spares check it.
+    pub watch: Option<BTreeMap<u64, u64>>,
     /// What has left and is not taken yet, by chunk.
     posted: HashMap<(usize, Value), posted::InFlight>,
     /// For [`Mutant::StaleShard`]: parameters as they were last gathered.
@@ -178,6 +180,7 @@ impl<'a> Executor<'a> {
             capture: None,
             recorder: None,
             recheck: Recheck::default(),
+            watch: None,
             posted: HashMap::new(),
             stale: HashMap::new(),
             memory: Memory::default(),
@@ -263,6 +266,9 @@ impl<'a> Executor<'a> {
     ) -> Result<Outcome, TrainError> {
         self.decision = None;
         self.step = step;
+        if mode == Mode::Train {
+            self.watch.iter_mut().for_each(BTreeMap::clear);
+        }
         // One reading of the clock ends an instruction and begins the next.
         let mut began = Instant::now();
         if let Some(recorder) = &mut self.recorder {

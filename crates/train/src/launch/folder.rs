@@ -346,6 +346,7 @@ impl RunFolder {
                 "time_s": s.time,
                 "restarts": s.recoveries.len(),
                 "recoveries": s.recoveries,
+                "checked_by_spares": { "steps": s.checked_by_spares.0, "leaves": s.checked_by_spares.1 },
                 "ranks": s.ranks,
             }),
             Err(e) => serde_json::json!({ "schema": events::SCHEMA, "ended": "failed", "reason": e.to_string() }),

@@ -26,6 +26,7 @@ use super::{POLL, Request, RunFolder, prove};
 use crate::comm::fabric_options;
 use crate::error::TrainError;
 use crate::fault::mix;
+use crate::persist;
 use crate::pin;
 use crate::rank::Ended;
 use crate::recover;
@@ -40,7 +41,8 @@ pub(super) struct Knowledge {
     pub checkpoints: PathBuf,
 }
 
-struct StateLaws;
+/// The laws of layouts and state, as the program and its checker know them.
+pub(crate) struct StateLaws;
 
 impl Laws for StateLaws {
     fn fits(&self, run: &Run) -> Result<(), String> {
@@ -75,6 +77,10 @@ impl Trade for Knowledge {
             reason += &format!("; `lockstep diagnose {}` says it again", folder.display());
         }
         Judgement { ranks: verdict.named(), reason, still_ms: observe::hang::still_ms(flights) }
+    }
+
+    fn hold(&self, steps: &[u64]) {
+        persist::hold(&self.checkpoints, steps);
     }
 
     fn distrust(&self, run: &Run, after: u64) -> Vec<String> {

@@ -32,6 +32,7 @@ use program::{Mirrors, Mode, check};
 use spec::{Run, StoreUrl, Transport};
 
 pub use folder::RunFolder;
+pub(crate) use guided::StateLaws;
 pub use hosts::Hosts;
 pub use profile::{Profiling, Window};
 
@@ -97,6 +98,8 @@ pub struct Summary {
     pub wall: f64,
     /// What recoveries took.
     pub recoveries: Vec<Anatomy>,
+    /// Steps that spares have computed again, and leaves of them.
+    pub checked_by_spares: (u64, u64),
 }
 
 /// Checks the data, the program and the folder, then trains; `observe` sees every event.
@@ -221,6 +224,9 @@ pub fn train_mutant(
         );
         observe(&Event::Notice { text });
     }
+    if let Some(text) = spares_sentence(run) {
+        observe(&Event::Notice { text });
+    }
     if let Some(text) = mirror_sentence(run) {
         observe(&Event::Notice { text });
     }
@@ -256,7 +262,7 @@ pub fn train_mutant(
     let threads = world == 1 || run.layout.transport == Transport::Threads;
     let ended = if threads && request.hosts.is_none() {
         let cores = |rank: usize| pins.get(rank).cloned().unwrap_or_default();
-        let part = |rank: usize| wire::Part { run_toml: run.values.to_toml(), cores: cores(rank), faults: Vec::new() };
+        let part = |rank: usize| wire::Part { run_toml: run.values.to_toml(), cores: cores(rank), faults: Vec::new(), recheck: false };
         let from = resume.map(|(_, path)| path);
         let started = threads::start(run, &job, &part, from, data, request.stop.clone());
         started.and_then(|mut ranks| collected.listen(&mut ranks, &mut hear))
@@ -289,6 +295,17 @@ pub fn train_mutant(
         folder::complain(&e.to_string());
     }
     summary
+}
+
+/// What a person is told of spares that do not check.
+fn spares_sentence(run: &Run) -> Option<String> {
+    let why = match () {
+        () if run.guard.spares == 0 || !run.guard.spares_check => return None,
+        () if run.checkpoint.every == Some(0) => "without checkpoints on the way (checkpoint.every = 0) they have nothing to compute from",
+        () if run.layout.group > 1 => "ranks share the experts of a group (layout.ep), for which it is not built",
+        () => return None,
+    };
+    Some(format!("guard.spares_check: spares check their device only, and no gradients of the ranks: {why}"))
 }
 
 /// What a person is told of mirrors, and their price.
@@ -349,6 +366,7 @@ struct Collected {
     bits_per_byte: Option<f64>,
     reports: Vec<RankReport>,
     recoveries: Vec<Anatomy>,
+    checked_by_spares: (u64, u64),
 }
 
 impl Collected {
@@ -403,6 +421,9 @@ impl Collected {
             Event::Validation { bits_per_byte, .. } => self.bits_per_byte = *bits_per_byte,
             Event::Digest { step, digest, .. } => self.digest = Some((*step, digest.clone())),
             Event::RankFinished(report) => self.reports.push(report.clone()),
+            Event::Checked { leaves, .. } => {
+                self.checked_by_spares = (self.checked_by_spares.0 + 1, self.checked_by_spares.1 + leaves);
+            }
             Event::Recovery(anatomy) => self.recoveries.push(anatomy.as_ref().clone()),
             _ => {}
         }
@@ -416,7 +437,8 @@ impl Collected {
         let ranks = std::mem::take(&mut self.reports);
         let recoveries = std::mem::take(&mut self.recoveries);
         let (loss, bits_per_byte) = (self.loss, self.bits_per_byte);
-        Ok(Summary { ended, step, digest, ranks, loss, bits_per_byte, time, wall, recoveries })
+        let checked_by_spares = self.checked_by_spares;
+        Ok(Summary { ended, step, digest, ranks, loss, bits_per_byte, time, wall, recoveries, checked_by_spares })
     }
 }
 

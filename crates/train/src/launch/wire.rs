@@ -48,6 +48,8 @@ pub struct Part {
     pub cores: Vec<usize>,
     /// Faults to come, of the rank.
     pub faults: Vec<Fault>,
+    /// The first step is checked by other ranks in any case.
+    pub recheck: bool,
 }
 
 impl JobSpec {
@@ -76,6 +78,7 @@ impl JobSpec {
             best: self.best,
             faults: part.faults,
             mutant: self.mutant,
+            recheck: part.recheck,
         })
     }
 

@@ -43,6 +43,13 @@ pub enum Said {
     Event(Event),
     /// A step that is decided, of which nobody may have told, because its world ends.
     Carried(Step),
+    /// What this rank made of the leaves of a committed step, which spares check: (leaf, hash of its gradients).
+    Leaves {
+        /// The step.
+        step: u64,
+        /// By leaf.
+        leaves: Vec<(u64, u64)>,
+    },
     /// The state is here and verified.
     Loaded {
         /// The last committed step in it.

@@ -6,9 +6,11 @@
 //!  ear.rs    a thread that hears the agent: what must act at once does, the rest queues up
 //!  voice.rs  one writer of the standard output; the thread of the heartbeat
 //!  join.rs   into the fabric of a world
+//!  check.rs  a spare computes a step of the ranks again
 //!  selftest.rs  known products, before a process is ready and while it waits
 //! ```
 
+mod check;
 mod ear;
 mod join;
 mod selftest;
@@ -17,14 +19,16 @@ mod voice;
 use std::io::{BufRead, BufReader};
 use std::sync::Arc;
 
-use control::wire::{Assignment, Decided, FromRank, Held, Origin, ToRank};
+use control::wire::{Assignment, CheckOrder, Decided, FromRank, Held, Origin, ToRank};
 use kernels::Ctx;
+use spec::Run;
 
 use crate::corpus::Corpus;
 use crate::error::TrainError;
 use crate::launch::wire::{JobSpec, Part};
 use crate::rank::{self, Ended, Ending, Remains, Said, Start};
 use crate::recover::Peers;
+use check::Check;
 use ear::Ear;
 use voice::Voice;
 
@@ -64,16 +68,18 @@ fn life(voice: &Arc<Voice>) -> Result<Ended, TrainError> {
     let mut ear = Ear::listen(input, voice.clone());
     voice.beat(beat_ms, ear.pulse().clone(), ear.still_ms());
     let ctx = Ctx::new(spec.simd.parse()?, 1);
-    let mut worker = Worker { spec, voice, data: None, remains: None };
+    let mut worker = Worker { spec, voice, data: None, remains: None, check: None };
     let mut waits = false;
     loop {
         let Some(word) = ear.next_within(waits.then_some(selftest::EVERY)) else {
             selftest::look(&ctx, |_| ())?;
             continue;
         };
-        waits = matches!(word, ToRank::Wait);
+        waits = matches!(word, ToRank::Wait) || waits && matches!(word, ToRank::Check(_));
         match word {
+            ToRank::Check(order) => worker.check(*order),
             ToRank::Assign(assignment) => {
+                worker.check = None;
                 if let Some(ended) = worker.world(*assignment, &mut ear)? {
                     return Ok(ended);
                 }
@@ -91,11 +97,13 @@ fn life(voice: &Arc<Voice>) -> Result<Ended, TrainError> {
 /// What a process keeps from world to world.
 struct Worker<'v> {
     spec: JobSpec,
-    voice: &'v Voice,
+    voice: &'v Arc<Voice>,
     /// The data do not depend on the layout.
     data: Option<Arc<Corpus>>,
     /// State of the last world.
     remains: Option<Box<Remains>>,
+    /// What it checks while it waits.
+    check: Option<Check>,
 }
 
 impl Worker<'_> {
@@ -120,14 +128,36 @@ impl Worker<'_> {
         Ok(None)
     }
 
-    fn steps(&mut self, assignment: Assignment, ear: &mut Ear) -> Result<Ended, Ending> {
-        let Assignment { generation, rank, world, run_toml, fabric, cores, origin, faults } = assignment;
-        let run = self.spec.run(&run_toml)?;
-        let data = match &self.data {
+    /// Begins a check; what was under way is given up.
+    fn check(&mut self, order: CheckOrder) {
+        self.check = None;
+        let step = order.step;
+        let begun = self.spec.run(&order.run_toml).and_then(|run| {
+            let simd = self.spec.simd.parse()?;
+            Check::begin(order, self.data(&run)?, run, self.spec.cores, simd, self.voice.clone())
+        });
+        match begun {
+            Ok(check) => self.check = Some(check),
+            Err(e) => {
+                let (leaves, problem) = (Vec::new(), Some(e.to_string()));
+                self.voice.say(&FromRank::Checked { step, leaves, seconds: 0.0, problem });
+            }
+        }
+    }
+
+    /// The data, which are opened once.
+    fn data(&mut self, run: &Run) -> Result<Arc<Corpus>, TrainError> {
+        Ok(match &self.data {
             Some(data) => data.clone(),
-            None => self.data.insert(Arc::new(Corpus::open(&run).map_err(TrainError::from)?)).clone(),
-        };
-        let part = Part { run_toml, cores, faults };
+            None => self.data.insert(Arc::new(Corpus::open(run).map_err(TrainError::from)?)).clone(),
+        })
+    }
+
+    fn steps(&mut self, assignment: Assignment, ear: &mut Ear) -> Result<Ended, Ending> {
+        let Assignment { generation, rank, world, run_toml, fabric, cores, origin, faults, recheck } = assignment;
+        let run = self.spec.run(&run_toml)?;
+        let data = self.data(&run)?;
+        let part = Part { run_toml, cores, faults, recheck };
         let job = self.spec.job(part, data, ear.stop().clone(), ear.pulse().clone())?;
         let endpoint = join::join(&job.run, (generation, rank, world), &fabric, ear, self.voice)?;
         ear.enter(generation, endpoint.aborter(), endpoint.flight());
@@ -137,6 +167,7 @@ impl Worker<'_> {
         rank::run(&job, endpoint, start, &|said| {
             self.voice.say(&match said {
                 Said::Event(event) => FromRank::Event(event),
+                Said::Leaves { step, leaves } => FromRank::Leaves { generation, step, leaves },
                 Said::Carried(step) => FromRank::Carried { generation, step },
                 Said::Loaded { step, bytes, seconds } => FromRank::Loaded { generation, step, bytes, seconds },
             });
