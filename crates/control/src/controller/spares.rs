@@ -135,7 +135,8 @@ impl Controller<'_> {
     }
 
     fn order(&mut self, step: u64, spare: Process, first: Option<(Process, Leaves)>, agents: &mut dyn Agents) {
-        let (Some(claims), Some(from)) = (self.checks.steps.get(&step), self.checks.checkpoints.get(&(step - 1))) else {
+        let (Some(claims), Some(from)) = (self.checks.steps.get(&step), self.checks.checkpoints.get(&(step - 1)))
+        else {
             self.checks.under_way = None;
             return;
         };
@@ -173,7 +174,9 @@ impl Controller<'_> {
                 self.checks.done = self.checks.done.max(step);
                 let why = problem.unwrap_or_else(|| "it and the ranks do not speak of the same leaves".into());
                 if !std::mem::replace(&mut self.checks.complained, true) {
-                    let text = format!("{spare}, a spare, could not check step {step}, ranks go on unchecked by spares: {why}");
+                    let text = format!(
+                        "{spare}, a spare, could not check step {step}, ranks go on unchecked by spares: {why}"
+                    );
                     observe(&Event::Notice { text });
                 }
             }
@@ -193,8 +196,11 @@ impl Controller<'_> {
             }
             (Verdict::Differ(ranks), Some((other, before))) if before == leaves => {
                 self.checks.done = self.checks.done.max(step);
-                let by = if other == spare { format!("{spare} found twice") } else { format!("{other} and {spare} found") };
-                let detail = format!("the gradients of step {step} came out differently where they were computed again: {by} the same");
+                let by =
+                    if other == spare { format!("{spare} found twice") } else { format!("{other} and {spare} found") };
+                let detail = format!(
+                    "the gradients of step {step} came out differently where they were computed again: {by} the same"
+                );
                 self.feed(Input::Disputed { step, processes: ranks, detail }, agents, observe);
             }
             (Verdict::Differ(_), Some(_)) => {

@@ -135,7 +135,17 @@ fn the_token_of_a_world_does_not_travel() {
     let fabric = remote.fabric(&[Process(1)], false, &options).unwrap().remove(0);
     assert!(matches!(fabric, FabricSpec::Keyed { .. }), "{fabric:?}");
     let (run_toml, cores, faults) = (String::new(), Vec::new(), Vec::new());
-    let place = Assignment { generation: 3, rank: 0, world: 1, run_toml, fabric, cores, origin: Origin::Fresh, faults, recheck: false };
+    let place = Assignment {
+        generation: 3,
+        rank: 0,
+        world: 1,
+        run_toml,
+        fabric,
+        cores,
+        origin: Origin::Fresh,
+        faults,
+        recheck: false,
+    };
     remote.say(Process(1), &ToRank::Assign(Box::new(place)));
     let told = |news: &News| matches!(news, News::Process(_, Heard::Line(line)) if line.contains("Assign"));
     let News::Process(_, Heard::Line(line)) = wait(remote.news(), told) else { unreachable!() };

@@ -108,8 +108,7 @@ impl Policy {
         let Some(back) = self.suspect.take() else { return false };
         self.saves.go(&back);
         let (first, last, from) = (back.first, self.reached, back.name());
-        self.why_saved =
-            format!("steps {first} to {last} may be spoilt and are computed again, from {from}: ");
+        self.why_saved = format!("steps {first} to {last} may be spoilt and are computed again, from {from}: ");
         true
     }
 

@@ -262,7 +262,12 @@ pub fn train_mutant(
     let threads = world == 1 || run.layout.transport == Transport::Threads;
     let ended = if threads && request.hosts.is_none() {
         let cores = |rank: usize| pins.get(rank).cloned().unwrap_or_default();
-        let part = |rank: usize| wire::Part { run_toml: run.values.to_toml(), cores: cores(rank), faults: Vec::new(), recheck: false };
+        let part = |rank: usize| wire::Part {
+            run_toml: run.values.to_toml(),
+            cores: cores(rank),
+            faults: Vec::new(),
+            recheck: false,
+        };
         let from = resume.map(|(_, path)| path);
         let started = threads::start(run, &job, &part, from, data, request.stop.clone());
         started.and_then(|mut ranks| collected.listen(&mut ranks, &mut hear))
@@ -301,7 +306,9 @@ pub fn train_mutant(
 fn spares_sentence(run: &Run) -> Option<String> {
     let why = match () {
         () if run.guard.spares == 0 || !run.guard.spares_check => return None,
-        () if run.checkpoint.every == Some(0) => "without checkpoints on the way (checkpoint.every = 0) they have nothing to compute from",
+        () if run.checkpoint.every == Some(0) => {
+            "without checkpoints on the way (checkpoint.every = 0) they have nothing to compute from"
+        }
         () if run.layout.group > 1 => "ranks share the experts of a group (layout.ep), for which it is not built",
         () => return None,
     };

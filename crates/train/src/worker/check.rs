@@ -77,7 +77,8 @@ impl Check {
 /// `run` on one data position, whose ranks are threads of this process: they name leaves as those of the run do.
 fn alone(run: &Run, cores: usize) -> Result<Run, TrainError> {
     let layout = &run.layout;
-    let refused = |why: &str| TrainError::BadInput(format!("a spare cannot compute leaves of the layout {layout}: {why}"));
+    let refused =
+        |why: &str| TrainError::BadInput(format!("a spare cannot compute leaves of the layout {layout}: {why}"));
     if layout.group > 1 {
         return Err(refused("ranks share the experts of a group (layout.ep)"));
     }
