@@ -44,7 +44,8 @@ pub fn load(job: &Job, executor: &mut Executor, start: Start) -> Result<Loaded, 
             let bytes = executor.chunks.values().map(|state| 4 * state.resident() as u64).sum();
             let step = from.meta().step;
             // By the run's own log, since a run that goes back knows more than when it began.
-            let best = job.checkpoints.parent().map_or(job.best, |run| RunFolder::new(run).best_until(step));
+            let known = job.checkpoints.parent().map(|run| RunFolder::new(run).best_until(step));
+            let best = known.filter(|known| *known != Best::default()).unwrap_or(job.best);
             Ok(Loaded { step, bytes, best, ..fresh })
         }
         Start::Fresh => {

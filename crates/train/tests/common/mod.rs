@@ -70,6 +70,7 @@ pub fn train_in(folder: &Path, sets: &[&str], resume: Option<&Path>, best: Best)
                 best,
                 faults: Vec::new(),
                 mutant: None,
+                recheck: false,
             };
             let events = &events;
             let start = resume.map_or(Start::Fresh, |path| Start::Disk(path.to_owned()));
