@@ -12,6 +12,8 @@ pub(super) struct Experts {
     /// A row of the stream for every slot, and of the experts' inside.
     x: usize,
     inner: usize,
+    /// The same for the slots of one expert.
+    one: [usize; 2],
     /// Inside of the shared expert; 0: there is none.
     shared: usize,
     /// Lanes and hosted slices, and the rows of each: what a leaf of the router and of the shared expert reads, by row.
@@ -82,10 +84,17 @@ impl Experts {
         let shape = [moe.experts, moe.per_token, layout.group];
         let away = (layout.group > 1).then(|| Away::new(rows, contexts * cells, model.hidden, shape, load));
         let slots = away.map_or(rows * moe.per_token, |away| away.gates_own + away.others * away.gates_come);
+        // Where rows do not travel there is room for an expert that all rows choose.
+        let most = match (away, load) {
+            (None, _) => rows,
+            (Some(_), Load::Balanced) => slots * layout.group / moe.experts,
+            (Some(_), Load::Worst) => rows * layout.group,
+        };
         Some(Self {
             scores: rows * moe.experts,
             x: slots * model.hidden,
             inner: slots * moe.ffn,
+            one: [most * model.hidden, most * moe.ffn],
             shared: rows * moe.shared_ffn,
             leaves: lanes * cells,
             rows_leaf,
@@ -142,7 +151,7 @@ impl Experts {
 
     /// `local`: numbers of the stream on the hosted slices.
     pub fn compute(&self, spare: &mut Spare, pass: Pass, segment: Segment, local: usize) {
-        let Self { scores, x, inner, .. } = *self;
+        let Self { scores, x, inner, one: [one_x, one_inner], .. } = *self;
         let [hidden, experts, _] = self.widths;
         match (pass, segment) {
             (Pass::Forward, Segment::Route(_)) => spare.all(&[scores, scores], &[scores]),
@@ -153,21 +162,23 @@ impl Experts {
                 spare.all(&[], &[scores, scores, local]);
             }
             (Pass::Forward, Segment::Experts(_)) => {
-                self.take(spare, &[x, inner, inner, inner]);
+                self.take(spare, &[x, one_inner, inner, inner]);
+                self.give(spare, &[one_inner]);
                 self.outputs(spare, local, 0, |spare| self.shared_forward(spare));
-                self.give(spare, &[x, inner]);
+                self.give(spare, &[x]);
             }
             (Pass::RecomputeKept, Segment::Experts(_)) => {
-                self.take(spare, &[x, inner, inner]);
-                self.give(spare, &[x]);
+                self.take(spare, &[inner, inner, one_x]);
+                self.give(spare, &[one_x]);
                 if self.shared > 0 {
                     spare.all(&[self.shared; 2], &[]);
                 }
             }
             (Pass::Backward, Segment::Experts(_)) => {
-                self.take(spare, &[x, x, inner]);
+                self.take(spare, &[x, one_x, one_inner]);
+                self.give(spare, &[one_x, one_inner, inner, inner]);
                 self.outputs(spare, local, 1, |spare| self.shared_backward(spare));
-                self.give(spare, &[x, inner, inner, inner, x]);
+                self.give(spare, &[x]);
             }
             _ => {}
         }

@@ -208,6 +208,16 @@ impl ChunkState {
         self.grads.lane(lane, slice + at.start..slice + at.end)
     }
 
+    /// [`ChunkState::slice_grad`] of several tensors of one bucket.
+    pub fn slice_grads(&mut self, (lane, i): (usize, usize), layer: usize, roles: &[Role]) -> Vec<&mut [f32]> {
+        let at = |role: &Role| match self.slice_at.get(&(layer, *role)) {
+            Some(at) => self.slices[i].start + at.start..self.slices[i].start + at.end,
+            None => self.held(layer, *role).at.clone(),
+        };
+        let at: Vec<_> = roles.iter().map(at).collect();
+        self.grads.lane_parts(lane, &at)
+    }
+
     /// Takes the leaves of the tensors that have one per slice, by hosted tensor cell, the `lanes` of `unit` side by
     /// side; empty vectors with one tensor cell.
     pub fn take_slice_leaves(&mut self, unit: Unit, lanes: usize) -> Vec<Vec<f32>> {

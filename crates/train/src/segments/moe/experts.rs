@@ -25,6 +25,14 @@ fn used(moe: &Moe, work: &Work) -> Vec<(usize, Range<usize>)> {
     (0..moe.experts).map(|e| (e, work.groups.of(e))).filter(|(_, slots)| !slots.is_empty()).collect()
 }
 
+/// The most slots that one expert has; where rows do not travel, could have.
+fn most(env: &Env, moe: &Moe, work: &Work) -> usize {
+    if env.group.ranks == 1 {
+        return env.rows_local();
+    }
+    used(moe, work).iter().map(|(_, slots)| slots.len()).max().unwrap_or(0)
+}
+
 /// A buffer whose size depends on the routers where rows come from other ranks.
 fn take(env: &Env, memory: &mut Memory, len: usize) -> Vec<f32> {
     if env.group.ranks > 1 { memory.pool.take_loose(len) } else { memory.pool.take(len) }
@@ -58,15 +66,19 @@ pub fn forward(env: &Env, chunk: &ChunkState, memory: &mut Memory, unit: Unit, l
     let mut kept = memory.take_layer(chunk.chunk, unit, layer);
     let mut routed = need(&mut kept.routed, "the router's choice")?;
     let work = &routed.work;
-    let slots = work.groups.rows.len();
-    let x = gate_and_up(env, chunk, memory, layer, &mut kept, work)?;
-    let mut act = take(env, memory, slots * moe.ffn);
-    kernels::swiglu(ctx, &kept.gate, &kept.up, &mut act);
-    let mut y = x;
-    for (e, slots) in &used(moe, work) {
-        let (inner, out) = (slots.start * moe.ffn..slots.end * moe.ffn, slots.start * hidden..slots.end * hidden);
-        linear(ctx, &act[inner], slots.len(), chunk.param(layer, roles(*e)[2]), moe.ffn, &mut y[out]);
+    let mut y = take(env, memory, work.groups.rows.len() * hidden);
+    let mut act = take(env, memory, most(env, moe, work) * moe.ffn);
+    take_gate_and_up(env, memory, moe, &mut kept, work);
+    // Expert by expert, so that what one leaves is near when the next product reads it.
+    for (e, slots) in used(moe, work) {
+        let out = &mut y[slots.start * hidden..slots.end * hidden];
+        gate_and_up(env, chunk, layer, &mut kept, work, (e, slots.clone()), out)?;
+        let inner = slots.start * moe.ffn..slots.end * moe.ffn;
+        let act = &mut act[..inner.len()];
+        kernels::swiglu(ctx, &kept.gate[inner.clone()], &kept.up[inner], act);
+        linear(ctx, act, slots.len(), chunk.param(layer, roles(e)[2]), moe.ffn, out);
     }
+    memory.pool.give(act);
     if env.group.ranks > 1 {
         routed.returned = by_member(env, memory, work, &y, &work.gates, Behind::Nothing);
     } else {
@@ -76,7 +88,7 @@ pub fn forward(env: &Env, chunk: &ChunkState, memory: &mut Memory, unit: Unit, l
         routed.shared = add_shared(env, chunk, memory, layer, &kept.n_mlp, &mut out)?;
         memory.regs.reduced = Some(out);
     }
-    [y, act].into_iter().for_each(|buffer| memory.pool.give(buffer));
+    memory.pool.give(y);
     kept.routed = Some(routed);
     memory.put_layer(chunk.chunk, unit, layer, kept);
     Ok(())
@@ -90,10 +102,17 @@ pub fn forward_again(
     unit: Unit,
     layer: usize,
 ) -> Result<(), TrainError> {
-    let width = moe(env)?.shared_ffn;
+    let (moe, hidden) = (moe(env)?, env.place.hidden);
+    let width = moe.shared_ffn;
     let mut kept = memory.take_layer(chunk.chunk, unit, layer);
     let mut routed = need(&mut kept.routed, "the router's choice")?;
-    let x = gate_and_up(env, chunk, memory, layer, &mut kept, &routed.work)?;
+    let work = &routed.work;
+    take_gate_and_up(env, memory, moe, &mut kept, work);
+    let mut x = take(env, memory, most(env, moe, work) * hidden);
+    for (e, slots) in used(moe, work) {
+        let x = &mut x[..slots.len() * hidden];
+        gate_and_up(env, chunk, layer, &mut kept, work, (e, slots), x)?;
+    }
     memory.pool.give(x);
     if width > 0 {
         routed.shared = shared::kept(env, chunk, memory, layer, &kept.n_mlp, width);
@@ -103,30 +122,30 @@ pub fn forward_again(
     Ok(())
 }
 
-/// Gate and up of every slot into `kept`; the rows of the slots.
+/// Room for gate and up of every slot.
+fn take_gate_and_up(env: &Env, memory: &mut Memory, moe: &Moe, kept: &mut LayerSaved, work: &Work) {
+    [kept.gate, kept.up] = std::array::from_fn(|_| take(env, memory, work.groups.rows.len() * moe.ffn));
+}
+
+/// Gate and up of the slots of one expert into `kept`, and their rows into `x`.
 fn gate_and_up(
     env: &Env,
     chunk: &ChunkState,
-    memory: &mut Memory,
     layer: usize,
     kept: &mut LayerSaved,
     work: &Work,
-) -> Result<Vec<f32>, TrainError> {
-    let (moe, ctx, hidden) = (moe(env)?, env.ctx, env.place.hidden);
-    let slots = work.groups.rows.len();
-    let mut x = take(env, memory, slots * hidden);
-    kernels::gather_pieces(ctx, &work.rows(&kept.n_mlp, hidden), &work.at, &mut x);
-    kept.gate = take(env, memory, slots * moe.ffn);
-    kept.up = take(env, memory, slots * moe.ffn);
-    for (e, slots) in &used(moe, work) {
-        let ([gate, up, _], inner) = (roles(*e), slots.start * moe.ffn..slots.end * moe.ffn);
-        let uses = &mut [
-            (chunk.param(layer, gate), &mut kept.gate[inner.clone()]),
-            (chunk.param(layer, up), &mut kept.up[inner]),
-        ];
-        linears(ctx, rows_of(&x, hidden, slots.clone()), slots.len(), hidden, uses);
-    }
-    Ok(x)
+    (e, slots): (usize, Range<usize>),
+    x: &mut [f32],
+) -> Result<(), TrainError> {
+    let (ffn, hidden) = (moe(env)?.ffn, env.place.hidden);
+    kernels::gather_pieces(env.ctx, &work.rows(&kept.n_mlp, hidden), &work.at[slots.clone()], x);
+    let ([gate, up, _], inner) = (roles(e), slots.start * ffn..slots.end * ffn);
+    let uses = &mut [
+        (chunk.param(layer, gate), &mut kept.gate[inner.clone()]),
+        (chunk.param(layer, up), &mut kept.up[inner]),
+    ];
+    linears(env.ctx, x, slots.len(), hidden, uses);
+    Ok(())
 }
 
 /// Adds the shared expert, if there is one, to the sum of the others; what it keeps.
@@ -156,50 +175,48 @@ pub fn backward(
     let mut routed = need(&mut kept.routed, "the router's choice")?;
     let work = &routed.work;
     let slots = work.groups.rows.len();
-    let mut x = take(env, memory, slots * hidden);
-    kernels::gather_pieces(ctx, &work.rows(&kept.n_mlp, hidden), &work.at, &mut x);
-    let mut dy = take(env, memory, slots * hidden);
+    let mut dx = take(env, memory, slots * hidden);
+    let most = most(env, moe, work);
+    let [mut dy, mut act] = [hidden, ffn].map(|width| take(env, memory, most * width));
     let grad = memory.regs.grad.as_deref();
     let grad = grad.ok_or_else(|| super::dispatch::missing("the gradient of the stream", unit, layer))?;
     let came = routed.dy.iter().map(Vec::as_slice);
     let grads = Pieces::new(hidden, std::iter::once(grad).chain(came));
-    kernels::gather_pieces(ctx, &grads, &work.at, &mut dy);
-
-    // The activation is computed again, in one pass with the gradients, in place.
-    let mut act = take(env, memory, slots * ffn);
-    let used = used(moe, work);
-    let inner = |slots: &Range<usize>| slots.start * ffn..slots.end * ffn;
-    for (e, slots) in &used {
-        let down = Mat::new(chunk.param(layer, roles(*e)[2]), hidden, ffn);
-        let dy = Mat::new(rows_of(&dy, hidden, slots.clone()), slots.len(), hidden);
-        kernels::product(ctx, dy, down, MatMut::new(&mut act[inner(slots)], slots.len(), ffn), Acc::Store);
-    }
-    let mut d_gates = vec![0.0; slots];
+    let rows = work.rows(&kept.n_mlp, hidden);
     let [mut d_gate, mut d_up] = [std::mem::take(&mut kept.gate), std::mem::take(&mut kept.up)];
     let gates = work.groups.to_slots(&work.gates);
-    kernels::experts_backward(ctx, &gates, ffn, &mut d_gate, &mut d_up, &mut act, &mut d_gates);
-    for (e, _) in &used {
-        let roles = roles(*e);
+    let mut d_gates = vec![0.0; slots];
+    // Expert by expert, as forward.
+    for (e, slots) in used(moe, work) {
+        let (roles, n) = (roles(e), slots.len());
+        let [x_at, inner] = [hidden, ffn].map(|width| slots.start * width..slots.end * width);
+        let (x, dy, act) = (&mut dx[x_at], &mut dy[..n * hidden], &mut act[..n * ffn]);
+        let (d_gate, d_up) = (&mut d_gate[inner.clone()], &mut d_up[inner]);
+        kernels::gather_pieces(ctx, &rows, &work.at[slots.clone()], x);
+        kernels::gather_pieces(ctx, &grads, &work.at[slots.clone()], dy);
+        // The activation is computed again, in one pass with the gradients, in place.
+        let down = Mat::new(chunk.param(layer, roles[2]), hidden, ffn);
+        kernels::product(ctx, Mat::new(dy, n, hidden), down, MatMut::new(act, n, ffn), Acc::Store);
+        kernels::experts_backward(ctx, &gates[slots.clone()], ffn, d_gate, d_up, act, &mut d_gates[slots.clone()]);
         // A leaf is a context cell and a tensor cell; the group's sum stands with its first data cell of this rank.
         let leaves = (0..env.lanes.contexts.len()).flat_map(|c| (0..env.place.num_cells()).map(move |i| (c, i)));
         for (part, leaf) in leaves.enumerate() {
-            let slots = work.groups.of_part(*e, part);
-            let part = |x, width| Mat::new(rows_of(x, width, slots.clone()), slots.len(), width);
-            let (x, dy) = (part(&x, hidden), part(&dy, hidden));
-            add_weight_grad(ctx, part(&d_gate, ffn), x, chunk.slice_grad(leaf, layer, roles[0]));
-            add_weight_grad(ctx, part(&d_up, ffn), x, chunk.slice_grad(leaf, layer, roles[1]));
-            add_weight_grad(ctx, dy, part(&act, ffn), chunk.slice_grad(leaf, layer, roles[2]));
+            let of_part = work.groups.of_part(e, part);
+            let at = of_part.start - slots.start..of_part.end - slots.start;
+            let part = |x, width| Mat::new(rows_of(x, width, at.clone()), at.len(), width);
+            let (x, dy) = (part(x, hidden), part(dy, hidden));
+            let inner = [part(d_gate, ffn), part(d_up, ffn)].into_iter();
+            let sums = chunk.slice_grads(leaf, layer, &roles[..2]).into_iter().zip(inner);
+            let sums = sums.map(|(dw, d)| (d.t(), 0, MatMut::new(dw, ffn, hidden))).collect();
+            kernels::products(ctx, &[x], sums, Acc::Add);
+            add_weight_grad(ctx, dy, part(act, ffn), chunk.slice_grad(leaf, layer, roles[2]));
         }
-    }
-    let mut dx = x;
-    for (e, slots) in &used {
-        let out = &mut dx[slots.start * hidden..slots.end * hidden];
-        for (role, d, acc) in [(roles(*e)[0], &d_gate, Acc::Store), (roles(*e)[1], &d_up, Acc::Add)] {
-            let d = Mat::new(&d[inner(slots)], slots.len(), ffn);
+        for (role, d, acc) in [(roles[0], &*d_gate, Acc::Store), (roles[1], &*d_up, Acc::Add)] {
             let w = Mat::new(chunk.param(layer, role), ffn, hidden);
-            kernels::product(ctx, d, w, MatMut::new(out, slots.len(), hidden), acc);
+            kernels::product(ctx, Mat::new(d, n, ffn), w, MatMut::new(x, n, hidden), acc);
         }
     }
+    [dy, act, d_gate, d_up].into_iter().for_each(|buffer| memory.pool.give(buffer));
     let d_gates = work.groups.from_slots(&d_gates);
     if env.group.ranks > 1 {
         routed.returned = by_member(env, memory, work, &dx, &[], Behind::Gates);
@@ -215,7 +232,7 @@ pub fn backward(
         add_shared_backward(env, chunk, memory, layer, &kept.n_mlp, &mut routed.shared, &mut out)?;
         memory.regs.reduced = Some(out);
     }
-    [dy, act, d_gate, d_up, dx].into_iter().for_each(|buffer| memory.pool.give(buffer));
+    memory.pool.give(dx);
     kept.routed = Some(routed);
     memory.put_layer(chunk.chunk, unit, layer, kept);
     Ok(())
