@@ -140,10 +140,8 @@ fn gate_and_up(
     let (ffn, hidden) = (moe(env)?.ffn, env.place.hidden);
     kernels::gather_pieces(env.ctx, &work.rows(&kept.n_mlp, hidden), &work.at[slots.clone()], x);
     let ([gate, up, _], inner) = (roles(e), slots.start * ffn..slots.end * ffn);
-    let uses = &mut [
-        (chunk.param(layer, gate), &mut kept.gate[inner.clone()]),
-        (chunk.param(layer, up), &mut kept.up[inner]),
-    ];
+    let uses =
+        &mut [(chunk.param(layer, gate), &mut kept.gate[inner.clone()]), (chunk.param(layer, up), &mut kept.up[inner])];
     linears(env.ctx, x, slots.len(), hidden, uses);
     Ok(())
 }
