@@ -49,6 +49,9 @@ pub struct AgentArgs {
     /// Ranks that come to no step while no controller can be reached are ended after so many seconds.
     #[arg(long, value_name = "S", default_value_t = 600)]
     idle_limit_s: u64,
+    /// With no rank here, this agent ends (exit code 5) when no controller has answered for so many seconds; 0: it calls for ever.
+    #[arg(long, value_name = "S", default_value_t = 3_600)]
+    call_limit_s: u64,
 }
 
 pub fn controller(args: &ControllerArgs) -> Result<u8, TrainError> {
@@ -88,6 +91,7 @@ pub fn agent(args: &AgentArgs) -> Result<u8, TrainError> {
         address: args.address,
         program: train_cmd::own_binary()?,
         idle: Duration::from_secs(args.idle_limit_s),
+        patience: (args.call_limit_s > 0).then(|| Duration::from_secs(args.call_limit_s)),
         stop: train_cmd::stop_flag()?,
     };
     let say = |text: &str| show::line(&format!("agent {host}: {text}"));
@@ -101,6 +105,15 @@ pub fn agent(args: &AgentArgs) -> Result<u8, TrainError> {
         Ended::Stopped => {
             say("asked to stop; its ranks end");
             Ok(0)
+        }
+        Ended::Alone(seconds, last) => {
+            say(&format!(
+                "no controller at {} for {seconds} s, and no rank is left here: this agent ends; start it again when there is one, or wait longer \
+                 (--call-limit-s, 0: for ever) ({last})",
+                args.controller.join(", ")
+            ));
+            // As a run whose budget of failures is spent.
+            Ok(5)
         }
         Ended::Refused(reason) => Err(TrainError::BadInput(reason)),
     }

@@ -3,7 +3,6 @@
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
-use std::time::SystemTime;
 
 use kernels::Simd;
 use train::TrainError;
@@ -45,7 +44,7 @@ pub struct Args {
     #[arg(long, value_name = "N", default_value_t = 10, requires = "profile")]
     profile_steps: u64,
     /// Deliberate faults that the run must survive: `kill:R@S[:load]`, stop:R@S, nan:R@S, diskfull:R@S, flip:R@S[:moment|weight|message|gradient],
-    /// `slow:R@SxF[:N]`, partition:A-B@S, controller@S, random:seed=N,every=5s (R a rank, S a step; separated by commas).
+    /// `slow:R@SxF[:N]`, partition:A-B@S, controller@S, clock:+SECONDS@S, random:seed=N,every=5s (R a rank, S a step; separated by commas).
     #[arg(long, value_name = "FAULTS", default_value = "", hide_default_value = true)]
     inject: String,
     /// A deliberate fault, for proofs.
@@ -132,7 +131,7 @@ pub fn default_folder(name: &str) -> PathBuf {
 
 /// Now, as 20260101T120000Z.
 pub fn utc_now() -> String {
-    utc(SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).map_or(0, |d| d.as_secs()))
+    utc(events::wall::Wall::default().since_1970().as_secs())
 }
 
 /// Seconds since 1970 as 20260101T120000Z (civil-from-days of the proleptic Gregorian calendar).

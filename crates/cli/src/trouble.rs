@@ -24,6 +24,10 @@ pub fn text(event: &Event) -> Option<String> {
             "step {step} checked by a spare (process #{process}): {leaves} leaves computed again in {:.0} ms, all alike",
             1000.0 * seconds
         ),
+        Event::ClockJumped { rank, seconds } => {
+            let whose = rank.map_or("the process that leads the run".into(), |rank| format!("rank {rank}"));
+            format!("the wall clock jumped by {seconds:+.1} s, as {whose} reads it: nothing waits or measures by it")
+        }
         Event::Replayed { step, reason } => format!("step {step} replayed: {reason}"),
         Event::Intervention(i) => {
             format!("intervention from step {}: {}, {} (by {})", i.step, i.action, i.detail, i.by)

@@ -12,6 +12,7 @@ use std::collections::{BTreeMap, HashMap};
 use std::path::PathBuf;
 use std::time::Instant;
 
+use events::wall::{Wall, Watcher};
 use events::{Event, Intervention};
 use fabric::FabricOptions;
 use policy::{Input, Laws, Policy, Process, Start};
@@ -69,6 +70,8 @@ pub struct Config {
     pub faults: Vec<Fault>,
     /// The beginning of the run.
     pub began: Instant,
+    /// Dates the run.
+    pub wall: Wall,
     /// Hosts that are waited for before anything is started; 0: ranks are children of this process.
     pub hosts: usize,
 }
@@ -115,6 +118,8 @@ pub struct Controller<'a> {
     ticked_at: u64,
     /// Changes of what the run is, with its run file from then on, that nobody has taken yet.
     interventions: Vec<(Intervention, String)>,
+    /// Sees the wall clock jump.
+    clock: Watcher,
     /// What spares check.
     checks: spares::Checks,
     end: Option<End>,
@@ -128,7 +133,7 @@ impl<'a> Controller<'a> {
     /// If the journal cannot be written.
     pub fn new(config: &'a Config, trade: &'a dyn Trade) -> std::io::Result<Self> {
         let mut controller = Self::empty(config, trade)?;
-        let since = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).unwrap_or_default();
+        let since = config.wall.since_1970();
         controller.journal.write(&Entry::Begin {
             run_toml: config.run.values.to_toml(),
             faults: config.faults.clone(),
@@ -161,6 +166,7 @@ impl<'a> Controller<'a> {
             rebuilt: false,
             ticked_at: 0,
             interventions: Vec::new(),
+            clock: Watcher::new(config.wall.clone()),
             checks: spares::Checks::default(),
             end: None,
             done: None,
@@ -259,6 +265,10 @@ impl<'a> Controller<'a> {
         }
         self.feed(Input::Tick, agents, observe);
         self.check(agents);
+        if let Some(seconds) = self.clock.look() {
+            self.repairs.clock_seen(None);
+            observe(&Event::ClockJumped { rank: None, seconds });
+        }
         if let Some(why) = self.journal.broken() {
             observe(&Event::Notice {
                 text: format!(

@@ -48,6 +48,11 @@ pub enum FaultKind {
     },
     /// The next checkpoint of this rank finds a full disk.
     DiskFull,
+    /// The wall clock, as this process reads it, shows so many seconds more from now on.
+    Clock {
+        /// Or less.
+        seconds: i64,
+    },
     /// Messages between this rank and `peer` vanish.
     Partition {
         /// The other side.
@@ -82,6 +87,7 @@ impl fmt::Display for FaultKind {
                 write!(f, "slow x{} for {steps} steps", f64::from(*factor_percent) / 100.0)
             }
             Self::DiskFull => write!(f, "diskfull"),
+            Self::Clock { seconds } => write!(f, "clock {seconds:+} s"),
             Self::Partition { peer } => write!(f, "partition from rank {peer}"),
         }
     }

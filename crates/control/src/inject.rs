@@ -4,7 +4,7 @@
 //! later one comes next), `stop:R@S`, `nan:R@S`, `poison:R@S` (no number whenever that step's batch is computed), `diskfull:R@S`, `flip:R@S[:moment|weight|message|gradient]`,
 //! `flip:R@S:device` (a bit of every gradient that the process of rank R makes, from step S until another process is in its place),
 //! `slow:R@SxF[:N]` (F times as slow for N steps, else to the end), `partition:A-B@S`, `controller@S`,
-//! `random:seed=7,every=5s`. R is a rank of the run's layout, S a step.
+//! `clock:+3600@S` (the wall clock jumps by so many seconds, as every process of the run reads it), `random:seed=7,every=5s`. R is a rank of the run's layout, S a step.
 
 use spec::Run;
 
@@ -17,6 +17,8 @@ pub struct Injection {
     pub faults: Vec<Fault>,
     /// The controller is thrown away and built again from its journal before these steps.
     pub controller: Vec<u64>,
+    /// Before this step the wall clock jumps by so many seconds, as every rank and the controller read it.
+    pub clock: Vec<(u64, i64)>,
     /// Processes are killed or stopped from outside, at random.
     pub random: Option<Random>,
 }
@@ -30,7 +32,7 @@ pub struct Random {
     pub every_ms: u64,
 }
 
-const FORMS: &str = "kill:R@S[:load], stop:R@S, nan:R@S, poison:R@S, diskfull:R@S, flip:R@S[:moment|weight|message|gradient|device], slow:R@SxF[:N], partition:A-B@S, controller@S or random:seed=N,every=5s";
+const FORMS: &str = "kill:R@S[:load], stop:R@S, nan:R@S, poison:R@S, diskfull:R@S, flip:R@S[:moment|weight|message|gradient|device], slow:R@SxF[:N], partition:A-B@S, controller@S, clock:+SECONDS@S or random:seed=N,every=5s";
 
 fn unclear(part: &str) -> String {
     format!("--inject {part}: expected {FORMS} (R a rank, S a step, separated by commas)")
@@ -54,11 +56,22 @@ impl Injection {
                 out.random = Some(random(part, &operands)?);
             } else if let Some(step) = part.strip_prefix("controller@") {
                 out.controller.push(step.parse().map_err(|_| unclear(part))?);
+            } else if let Some(jump) = part.strip_prefix("clock:") {
+                out.clock.push(clock(jump).ok_or_else(|| unclear(part))?);
             } else {
                 out.faults.push(fault(part).ok_or_else(|| unclear(part))?);
             }
         }
         Ok(out)
+    }
+
+    /// All faults of ranks, in a run of `ranks`.
+    pub fn of_ranks(&self, ranks: usize) -> Vec<Fault> {
+        let jump = |(step, seconds): &(u64, i64)| {
+            let (step, kind) = (*step, FaultKind::Clock { seconds: *seconds });
+            (0..ranks as u32).map(move |rank| Fault { rank, step, kind })
+        };
+        self.faults.iter().copied().chain(self.clock.iter().flat_map(jump)).collect()
     }
 
     /// Nothing is asked for.
@@ -133,6 +146,7 @@ impl Injection {
                 return Err(format!("--inject: {fault} can never strike: a rank sends nothing to itself"));
             }
         }
+        self.clock.iter().try_for_each(|(step, seconds)| of_step(&format!("clock:{seconds:+}@{step}"), *step))?;
         self.controller.iter().try_for_each(|step| of_step(&format!("controller@{step}"), *step))
     }
 }
@@ -159,6 +173,14 @@ fn random(part: &str, operands: &[&str]) -> Result<Random, String> {
         ));
     }
     Ok(random)
+}
+
+/// `+3600@7`: the step, and the seconds, which are not too few to be a jump.
+fn clock(jump: &str) -> Option<(u64, i64)> {
+    let (seconds, step) = jump.split_once('@')?;
+    let seconds: i64 = seconds.parse().ok()?;
+    let far = (1..=10_000_000_000).contains(&seconds.unsigned_abs());
+    Some((step.parse().ok()?, seconds)).filter(|_| far && jump.starts_with(['+', '-']))
 }
 
 fn fault(part: &str) -> Option<Fault> {
@@ -211,7 +233,7 @@ mod tests {
 
     #[test]
     fn every_form_is_read() {
-        let text = "kill:1@7, stop:2@12,nan:0@15,flip:3@17,flip:0@3:weight,flip:1@3:device,slow:1@4x2.5:3,slow:1@9x4,diskfull:0@5,partition:0-1@6,controller@9,random:seed=7,every=500ms,kill:0@20,kill:2@20:load,poison:0@9";
+        let text = "kill:1@7, stop:2@12,nan:0@15,flip:3@17,flip:0@3:weight,flip:1@3:device,slow:1@4x2.5:3,slow:1@9x4,diskfull:0@5,partition:0-1@6,controller@9,random:seed=7,every=500ms,kill:0@20,kill:2@20:load,poison:0@9,clock:+3600@4,clock:-60@5";
         let read = Injection::parse(text).unwrap();
         let fault = |rank, step, kind| Fault { rank, step, kind };
         let want = [
@@ -230,7 +252,10 @@ mod tests {
             fault(0, 9, FaultKind::Poison),
         ];
         assert_eq!(read.faults, want);
-        assert_eq!((read.controller, read.random), (vec![9], Some(Random { seed: 7, every_ms: 500 })));
+        assert_eq!((read.controller.clone(), read.random), (vec![9], Some(Random { seed: 7, every_ms: 500 })));
+        assert_eq!(read.clock, [(4, 3600), (5, -60)]);
+        let jump = fault(1, 4, FaultKind::Clock { seconds: 3600 });
+        assert_eq!((read.of_ranks(2).len(), read.of_ranks(2)[14]), (17, jump));
         assert!(Injection::parse("").unwrap().is_empty());
     }
 
@@ -249,6 +274,9 @@ mod tests {
             "random:every=1ms",
             "random:sead=3",
             "controller@x",
+            "clock:3600@4",
+            "clock:+0@4",
+            "clock:+x@4",
         ];
         for text in wrong {
             let error = Injection::parse(text).unwrap_err();

@@ -114,6 +114,8 @@ impl Repairs {
         // What a step of the world that ended was spoilt with went with it, before anybody could see it.
         let undone = |s: &&mut Struck| s.fault.kind.spoils_gradients() && s.fault.step >= resumed_at;
         self.struck.iter_mut().filter(undone).for_each(|s| s.detected = true);
+        // Who has another process reads the clock as it is now.
+        self.clock_seen(None);
         for anatomy in &mut self.open {
             // One that failed while it was formed is formed again: what took long shows in the first attempt's phases.
             anatomy.placed = Some(at);
@@ -168,6 +170,16 @@ impl Repairs {
         done.into_iter().map(|a| Event::Recovery(Box::new(a))).collect()
     }
 
+    /// Somebody saw the wall clock jump, a rank or who leads the run; there is nothing to repair.
+    pub fn clock_seen(&mut self, rank: Option<u32>) {
+        let clock = |s: &&mut Struck| {
+            matches!(s.fault.kind, FaultKind::Clock { .. }) && rank.is_none_or(|rank| rank == s.fault.rank)
+        };
+        for struck in self.struck.iter_mut().filter(clock) {
+            (struck.detected, struck.repaired) = (true, true);
+        }
+    }
+
     /// The rank repaired it by itself: it computed the step again.
     pub fn replayed(&mut self, step: u64) {
         let mine = |s: &&mut Struck| !s.detected && s.fault.step <= step && s.fault.kind.spoils_gradients();
@@ -207,7 +219,7 @@ impl Repairs {
 impl FaultKind {
     /// It ends a world; what is only slow is a matter of diagnosis, and a flipped bit of a gradient is computed away.
     pub fn shows(&self) -> bool {
-        !matches!(self, Self::Slow { .. } | Self::FlipGradient | Self::DiskFull)
+        !matches!(self, Self::Slow { .. } | Self::FlipGradient | Self::DiskFull | Self::Clock { .. })
     }
 
     /// It is over when the step is computed again.

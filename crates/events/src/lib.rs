@@ -5,6 +5,7 @@
 mod profile;
 mod recovery;
 mod restore;
+pub mod wall;
 
 use serde::{Deserialize, Serialize};
 
@@ -157,6 +158,14 @@ pub enum Event {
         /// The spare's process, as the controller numbers it.
         process: u64,
         /// Seconds that it took, beside the ranks' work.
+        seconds: f64,
+    },
+    /// The wall clock of a process jumped: it has moved otherwise than the clock that does not. Nothing waits or measures by it.
+    ClockJumped {
+        /// The rank; none: the process that leads the run.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        rank: Option<usize>,
+        /// By so many seconds.
         seconds: f64,
     },
     /// The run's numbers were changed on purpose.

@@ -78,7 +78,7 @@ impl Aborter {
 impl Endpoint {
     pub(crate) fn over(rank: RankId, world: u32, options: &FabricOptions, link: Arc<dyn Link>) -> Self {
         let abort = Arc::new(AbortState::default());
-        let flight = Recorder::new(rank, world, options.generation);
+        let flight = Recorder::new(rank, world, options.generation, &options.wall);
         let mail = Mail::new(rank, world, options.clone(), link.clone(), abort.clone(), flight.clone());
         let inner = Mutex::new(Inner { mail, spare: Vec::new(), failed: None });
         let between = Group::new(u32::MAX, "posted", Vec::new());

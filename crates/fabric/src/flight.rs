@@ -5,8 +5,9 @@
 
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use std::time::{Instant, SystemTime};
+use std::time::Instant;
 
+use events::wall::Wall;
 use serde::{Deserialize, Serialize};
 
 use crate::frame::Operation;
@@ -164,14 +165,13 @@ impl Ring {
 }
 
 impl Recorder {
-    pub fn new(rank: RankId, world: u32, generation: u32) -> Arc<Self> {
-        let since = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH);
+    pub fn new(rank: RankId, world: u32, generation: u32, wall: &Wall) -> Arc<Self> {
         Arc::new(Self {
             rank,
             world,
             generation,
             began: Instant::now(),
-            began_ns: since.map_or(0, |d| d.as_nanos() as u64),
+            began_ns: wall.since_1970().as_nanos() as u64,
             waits_for: AtomicU32::new(NOBODY),
             still: Default::default(),
             links: (0..world).map(|_| Default::default()).collect(),

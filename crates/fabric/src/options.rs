@@ -68,6 +68,8 @@ pub struct FabricOptions {
     /// to a power of two, at least 4096. Larger messages stream through; a sender returns
     /// early only from what fits, so give pipelines room for some messages.
     pub ring_bytes: usize,
+    /// Dates flight records.
+    pub wall: events::wall::Wall,
 }
 
 impl Default for FabricOptions {
@@ -79,6 +81,7 @@ impl Default for FabricOptions {
             message_bytes_max: 1 << 30,
             mailbox_bytes_max: 8 << 30,
             ring_bytes: 2 << 20,
+            wall: events::wall::Wall::default(),
         }
     }
 }

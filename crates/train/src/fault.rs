@@ -47,6 +47,8 @@ pub enum Strike {
     Message(u64),
     /// Lose the next message.
     Lose,
+    /// The wall clock of this process shows so many seconds more.
+    Clock(i64),
     /// Messages from and to a peer vanish from now on.
     Partition(u32),
 }
@@ -104,6 +106,7 @@ impl<'a> Faults<'a> {
                     self.slow = Some((f64::from(factor_percent) / 100.0, step.saturating_add(steps)));
                 }
                 FaultKind::DiskFull => self.disk_full = true,
+                FaultKind::Clock { seconds } => strikes.push(Strike::Clock(seconds)),
                 FaultKind::Partition { peer } => strikes.push(Strike::Partition(peer)),
             }
         }

@@ -13,6 +13,7 @@ use std::time::Instant;
 
 use control::fault::Fault;
 use data::{Dataset, Split};
+use events::wall::Watcher;
 use events::{Event, RankReport, Step};
 use fabric::Endpoint;
 use kernels::{Ctx, NUMERICS_VERSION, Simd};
@@ -121,6 +122,7 @@ pub fn run(job: &Job, endpoint: Endpoint, start: Start, sink: &dyn Fn(Said)) -> 
         began,
         took_s: 0.0,
         from_peers: loaded.from_peers,
+        clock: Watcher::new(job.pulse.wall.clone()),
         recheck_at: job.recheck.then_some(loaded.step + 1),
         open_at: loaded.open.then_some(loaded.step),
     };
@@ -180,6 +182,8 @@ struct RankRun<'a> {
     /// Seconds that the last whole step took.
     took_s: f64,
     from_peers: bool,
+    /// Sees the wall clock jump.
+    clock: Watcher,
     /// The step that is checked in any case.
     recheck_at: Option<u64>,
     /// The step whose checkpoint an earlier world may have written.
@@ -357,6 +361,9 @@ impl RankRun<'_> {
             (self.sink)(Said::Event(Event::Work(work)));
         }
         self.took_s = seconds;
+        if let Some(seconds) = self.clock.look() {
+            (self.sink)(Said::Event(Event::ClockJumped { rank: Some(self.executor.place.rank), seconds }));
+        }
         self.say(Event::Step(self.told(step, &decision, seconds)));
         if let Some(made) = self.executor.watch.take() {
             (self.sink)(Said::Leaves { step, leaves: made.into_iter().collect() });

@@ -1,6 +1,7 @@
 //! `goodput` and `diagnose`.
 
 use std::path::Path;
+use std::time::Instant;
 
 use crate::common::Lab;
 
@@ -22,6 +23,44 @@ fn every_second_of_a_run_is_accounted_for() {
     assert!(text.contains("8 steps, 0 redone | started 1 times | 0 recoveries"), "{text}");
     lab.lockstep(&["goodput", "nowhere"]).expect(2).says(&["nowhere", "events.jsonl", "run directory"]);
     lab.lockstep(&["goodput", "out", "--window", "0"]).expect(2).says(&["--window 0", "above 0"]);
+}
+
+/// The wall clock is moved there and back, once around a recovery: it is seen, and nothing else comes of it.
+#[test]
+fn a_wall_clock_that_jumps_changes_nothing() {
+    let sets = ["train.steps=24", "checkpoint.every=6", "layout.dp=2", "layout.transport=tcp"];
+    let want = Lab::new().train("out", &[], &sets[..2]).expect(0).digest();
+    let jumps = [("+86400", 4), ("-172800", 9), ("+3600", 12), ("-7", 24)];
+    for (kill, restarts) in [("", 0), (",kill:1@9", 1)] {
+        let faults: Vec<_> = jumps.iter().map(|(seconds, step)| format!("clock:{seconds}@{step}")).collect();
+        let lab = Lab::new();
+        let began = Instant::now();
+        let out = lab.train("out", &["--inject", &(faults.join(",") + kill)], &sets).expect(0);
+        let outside = began.elapsed().as_secs_f64();
+        assert_eq!(out.digest(), want, "{out}");
+        assert!(out.stdout.contains(&format!("\nrestarts {restarts}\n")), "{out}");
+        let troubles = out.stdout.lines().filter(|line| line.starts_with("trouble ")).count();
+        assert_eq!(troubles, restarts, "nothing else is detected: {out}");
+        // Each is seen by both ranks, unless they were busy dying, and by the process that leads them.
+        for (seconds, step) in jumps {
+            let fired = format!("suffers clock {seconds} s in step {step}");
+            assert!(out.stdout.matches(&fired).count() > 0, "{fired}: {out}");
+            let seen = format!("the wall clock jumped by {seconds}.0 s, as ");
+            assert!(out.stdout.matches(&seen).count() >= 3 - 2 * restarts, "{seen}: {out}");
+        }
+        let account = lab.lockstep(&["goodput", "out", "--json"]).expect(0).stdout;
+        let account: serde_json::Value = serde_json::from_str(account.trim()).unwrap();
+        let (wall, sum) = sums(&account["run"]);
+        assert!((sum - wall).abs() <= 0.01 * wall, "{account}");
+        assert!(wall <= outside && wall > 0.0 && outside < 60.0, "{wall} of {outside}: {account}");
+        assert_eq!(account["run"]["sessions"], 1, "{account}");
+        let times = |line: &str| events::Event::timed(line).map(|(t, _)| t);
+        let log = std::fs::read_to_string(lab.path("out/events.jsonl")).unwrap();
+        let times: Vec<f64> = log.lines().map(|line| times(line).unwrap()).collect();
+        assert!(times.is_sorted() && times.iter().all(|t| *t <= outside), "{times:?}");
+    }
+    let refused = Lab::new().train("out", &["--inject", "clock:+3600@99"], &sets);
+    refused.expect(2).says(&["clock:+3600@99 can never strike", "to 24"]);
 }
 
 fn sums(account: &serde_json::Value) -> (f64, f64) {

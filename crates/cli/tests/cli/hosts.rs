@@ -151,6 +151,27 @@ fn what_cannot_be_is_refused_before_anything_is_written() {
 }
 
 #[test]
+fn an_agent_that_nobody_answers_ends_and_says_so() {
+    // Nobody has ever been there.
+    let args = ["agent", "--controller", "127.0.0.1:9", "--call-limit-s", "1"];
+    let alone = Lab::new().lockstep(&args).expect(5);
+    let words = ["no controller at 127.0.0.1:9 for 1 s", "--call-limit-s"];
+    assert!(words.iter().all(|word| alone.stdout.contains(word)), "{alone}");
+    // Its ranks step on without a controller, to the end of the run; then nothing is left to wait for.
+    let mut cluster = Cluster::new(None, 1, &["layout.dp=2", "train.steps=60"]);
+    let mut controller = cluster.controller();
+    let agent = cluster.agent(1, 2, &["--call-limit-s", "1"]);
+    let pids = controller.ranks(2);
+    controller.wait_for_step(2);
+    controller.signal(Signal::KILL);
+    drop(controller);
+    let out = agent.end().expect(5);
+    assert!(out.stdout.contains("no rank is left here: this agent ends"), "{out}");
+    assert!(cluster.lab.path("run/checkpoints/step-00000060/manifest.json").exists(), "{out}");
+    gone_within(Duration::from_secs(2), &pids);
+}
+
+#[test]
 fn ranks_die_with_their_agent() {
     let mut cluster = Cluster::new(None, 1, &["layout.dp=2", "train.steps=100000"]);
     let mut controller = cluster.controller();

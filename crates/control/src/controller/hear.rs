@@ -154,6 +154,10 @@ impl Controller<'_> {
                 self.repairs.replayed(step);
                 Input::Working
             }
+            Event::ClockJumped { rank, .. } => {
+                self.repairs.clock_seen(rank.map(|rank| rank as u32));
+                return;
+            }
             Event::FaultFired { rank, step, fault } => {
                 let struck = self
                     .faults
@@ -168,6 +172,10 @@ impl Controller<'_> {
                         self.journal.write(&Entry::Fired { fault, at: self.now() });
                     }
                 } else if let Some(fault) = struck.map(|at| self.faults.remove(at)) {
+                    if let (FaultKind::Clock { seconds }, 0) = (fault.kind, fault.rank) {
+                        // The machine's clock is this process's, too.
+                        self.config.wall.jump(seconds);
+                    }
                     self.repairs.fired(fault, at);
                     self.journal.write(&Entry::Fired { fault, at: self.now() });
                 }

@@ -47,6 +47,8 @@ pub struct Agent {
     pub program: PathBuf,
     /// Ranks that came to no step for so long without a controller are ended.
     pub idle: Duration,
+    /// With no rank at work it ends when no controller has said a word for so long; none: it calls for ever.
+    pub patience: Option<Duration>,
     /// Set by a signal handler: end, and the ranks with it.
     pub stop: Arc<AtomicBool>,
 }
@@ -65,6 +67,8 @@ pub enum Ended {
     Stopped,
     /// It was never let in, and will not be.
     Refused(String),
+    /// No controller said a word for so long, in seconds; the last complaint.
+    Alone(u64, String),
 }
 
 enum In {
@@ -98,6 +102,8 @@ struct Life<'a> {
     beat_at: Instant,
     /// The last step, or the last word of a controller.
     alive_at: Instant,
+    /// The last word of a controller, or the beginning; or when the last rank ended.
+    met_at: Instant,
     complaint: String,
     ended: Option<Ended>,
 }
@@ -146,6 +152,7 @@ pub fn run(agent: &Agent, say: &dyn Fn(&str)) -> io::Result<Ended> {
         beat: Duration::from_millis(100),
         beat_at: Instant::now(),
         alive_at: Instant::now(),
+        met_at: Instant::now(),
         complaint: String::new(),
         ended: None,
     };
@@ -290,6 +297,7 @@ impl Life<'_> {
 
     fn word(&mut self, word: ToAgent) {
         self.alive_at = Instant::now();
+        self.met_at = self.alive_at;
         match word {
             ToAgent::Welcome { heard, beat_ms, silence_ms } => {
                 self.beat = Duration::from_millis(beat_ms.max(1));
@@ -364,6 +372,12 @@ impl Life<'_> {
             self.beat_at = now;
             let done = self.done.1;
             self.tell(&FromAgent::Beat { done });
+        }
+        if !self.running.is_empty() {
+            self.met_at = now;
+        }
+        if let Some(patience) = self.agent.patience.filter(|patience| now > self.met_at + *patience) {
+            self.ended = Some(Ended::Alone(patience.as_secs(), self.complaint.clone()));
         }
         if !self.welcome && !self.running.is_empty() && now > self.alive_at + self.agent.idle {
             let n = self.running.len();

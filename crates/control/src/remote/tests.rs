@@ -33,6 +33,7 @@ fn agent(at: String, program: &str) -> (std::thread::JoinHandle<Ended>, Receiver
         slots: 2,
         address: None,
         program: PathBuf::from(program),
+        patience: None,
         idle: PATIENCE,
         stop: stop.clone(),
     };

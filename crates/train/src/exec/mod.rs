@@ -439,6 +439,7 @@ impl<'a> Executor<'a> {
                 Strike::Device => self.pulse.broken.store(true, Ordering::Relaxed),
                 Strike::Message(number) => self.comm.endpoint.inject(fabric::Fault::FlipPayloadBit(number)),
                 Strike::Lose => self.comm.endpoint.inject(fabric::Fault::Lose),
+                Strike::Clock(seconds) => self.pulse.wall.jump(seconds),
                 Strike::Partition(peer) => self.comm.endpoint.partition(peer),
             }
         }

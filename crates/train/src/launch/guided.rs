@@ -13,6 +13,7 @@ use control::controller::{Config, Controller, Judgement, Trade};
 use control::inject::{Injection, Random};
 use control::lease::Holding;
 use control::local::LocalAgent;
+use events::wall::Wall;
 use events::{Event, Intervention};
 use fabric::FabricOptions;
 use policy::{Laws, Piece};
@@ -133,7 +134,8 @@ pub(super) fn supervise(guided: Guided, observe: &mut dyn FnMut(&Event)) -> Resu
         from,
         job,
         journal: journal.clone(),
-        faults: injection.faults.clone(),
+        faults: injection.of_ranks(run.layout.world()),
+        wall: Wall::default(),
         began,
         hosts: request.hosts.as_ref().map_or(0, |hosts| hosts.count),
     };

@@ -3,13 +3,14 @@
 use std::net::{SocketAddr, TcpListener};
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
+use std::time::{Duration, Instant};
 
 use control::journal::Entry;
 use control::lease::{Holding, Lease};
 use control::remote::handshake::{Key, TOKEN_MIN};
 use control::remote::server::{Door, Remote};
 use events::Event;
+use events::wall::Wall;
 use policy::Action;
 use spec::{Run, Transport};
 
@@ -211,7 +212,7 @@ pub(super) fn earlier(folder: &RunFolder, asked: &Run, cores: usize) -> Result<O
             differ.join("; ")
         )));
     }
-    let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+    let now = Wall::default().since_1970();
     let since = control::journal::since_begin(&entries, unix_ms, now.as_millis() as u64);
     let began = Instant::now().checked_sub(Duration::from_millis(since)).unwrap_or_else(Instant::now);
     let events = folder.events_of_last_start();

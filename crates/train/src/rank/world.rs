@@ -5,6 +5,7 @@ use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, AtomicU64};
 
 use control::wire::Piece;
+use events::wall::Wall;
 use events::{Event, Step};
 use serde::{Deserialize, Serialize};
 
@@ -34,6 +35,8 @@ pub struct Pulse {
     pub work: AtomicU64,
     /// A fault that was asked for: what this process computes is wrong from now on.
     pub broken: AtomicBool,
+    /// The wall clock as this process reads it.
+    pub wall: Wall,
 }
 
 /// What a rank says while it runs.

@@ -1,7 +1,7 @@
 //! Into the fabric of a world.
 
 use control::wire::{FabricSpec, FromRank, ToRank};
-use fabric::{Endpoint, FabricError, ShmWorld, TcpListenerHandle};
+use fabric::{Endpoint, FabricError, FabricOptions, ShmWorld, TcpListenerHandle};
 use spec::Run;
 
 use super::ear::Ear;
@@ -21,7 +21,7 @@ pub fn join(
     ear: &mut Ear,
     voice: &Voice,
 ) -> Result<Endpoint, TrainError> {
-    let options = fabric_options(run, generation);
+    let options = FabricOptions { wall: ear.pulse().wall.clone(), ..fabric_options(run, generation) };
     let (token, bind) = match fabric {
         FabricSpec::Shm(path) => return Ok(ShmWorld::attach_path(path, rank, world, &options)?),
         FabricSpec::Tcp { token, bind } => (token, bind),
