@@ -48,11 +48,21 @@ fn checkpoints(run: &Run) -> Vec<(f64, Option<f64>, f64)> {
     run.events.iter().filter_map(|(_, event)| of(event)).collect()
 }
 
+/// What the step that follows a checkpoint takes longer than those that come before the next one, seconds.
+fn slowed(run: &Run) -> Option<f64> {
+    let of = |place: u64| {
+        let steps = run.events.iter().filter_map(|(_, e)| if let Event::Step(s) = e { Some(s) } else { None });
+        let wanted = move |step: u64| step > EVERY && step % EVERY == place;
+        median(steps.filter(|s| wanted(s.step)).map(|s| s.seconds))
+    };
+    Some(of(1)? - of(0)?)
+}
+
 pub fn checkpoint(bench: &Bench, args: &Args) -> Result<Vec<Figure>, String> {
     let shape = shape("M", None);
     let every = format!("checkpoint.every={EVERY}");
     let (mut waits, mut shares, mut beside, mut behind) = (Vec::new(), Vec::new(), Vec::new(), Vec::new());
-    let (mut stopped, mut whole, mut size) = (Vec::new(), Vec::new(), 0.0);
+    let (mut stopped, mut whole, mut size, mut slower) = (Vec::new(), Vec::new(), 0.0, Vec::new());
     for _ in bench.rounds(args.rounds) {
         // Beside the steps, which leave no core idle; the plain file is written by as humble a process.
         let mut plains = Vec::new();
@@ -70,6 +80,7 @@ pub fn checkpoint(bench: &Bench, args: &Args) -> Result<Vec<Figure>, String> {
         let wait =
             median(made.iter().filter(|(_, s, _)| s.is_some()).map(|(wait, ..)| *wait)).ok_or("no checkpoint")?;
         waits.push(1000.0 * wait);
+        slower.push(1000.0 * slowed(&run).ok_or("too few steps")?);
         shares.push(100.0 * wait / step);
         beside.push(rate(&made).ok_or("no checkpoint")?);
         behind.push(median(plains).unwrap_or(f64::NAN));
@@ -94,7 +105,11 @@ pub fn checkpoint(bench: &Bench, args: &Args) -> Result<Vec<Figure>, String> {
         Figure::new("checkpoint: ranks wait, M dp2", shares, "%")
             .reach("1 % of a step")
             .peer(bench.peer.wait.as_str())
-            .note(format!("{:.1} ms each", median(waits).unwrap_or(f64::NAN))),
+            .note(format!(
+                "{:.1} ms each; the step in which it is copied and written takes {:+.0} ms, as the writers share its cores (and the plain file of the third row does)",
+                median(waits).unwrap_or(f64::NAN),
+                median(slower).unwrap_or(f64::NAN)
+            )),
         Figure::new("checkpoint while ranks wait, of a plain write", idle, "%")
             .reach("80 %")
             .peer(bench.peer.bandwidth.as_str())
