@@ -17,6 +17,8 @@ use crate::prove::random::Random;
 const RUN: &str = "configs/tiny.toml";
 /// Its steps.
 const STEPS: usize = 24;
+/// With a broken device: steps between those that another rank checks.
+const CHECKED: usize = 4;
 /// What makes the same run with gradients that are summed for each microbatch: another digest, and ZeRO-2/3 are allowed.
 const REDUCED: &str = "grid.accumulate=reduced";
 /// Layouts over its grid (dp 4, tp 2, six layers): the state with and without replicas, even and uneven.
@@ -173,6 +175,18 @@ fn trial(random: &mut Random, faults_max: usize) -> Trial {
     let mut faults: Vec<(usize, String)> = (0..random.upto(faults_max)).map(|_| fault(random, ranks)).collect();
     faults.sort();
     faults.dedup_by_key(|fault| fault.0);
+    let device = |fault: &(usize, String)| fault.1.ends_with(":device");
+    let seen = |step: usize| step.next_multiple_of(CHECKED) <= STEPS;
+    let alone = !sets.iter().any(|set| set.starts_with("layout.dp=") && set != "layout.dp=1");
+    faults.retain(|fault| !device(fault) || !alone && seen(fault.0));
+    if let Some(at) = faults.iter().position(device) {
+        // Who dies before it is checked takes what is known of its device along: it comes alone.
+        faults = vec![faults.swap_remove(at)];
+        sets.push(format!("guard.recompute_every={CHECKED}"));
+    }
+    if faults.is_empty() {
+        faults.push((7, "kill:0@7".into()));
+    }
     if faults.iter().any(|(_, fault)| fault.ends_with(":gradient")) {
         // A gradient that is computed once tells nobody.
         sets.push("guard.recompute_every=1".into());
@@ -196,12 +210,15 @@ fn fault(random: &mut Random, ranks: usize) -> (usize, String) {
         "diskfull",
         "partition",
         "controller",
+        "clock",
+        "device",
     ];
     let text = match random.one(&kinds) {
         "controller" => format!("controller@{step}"),
+        "clock" => format!("clock:{}{}@{step}", random.one(&["+", "-"]), 3600 * random.upto(48)),
         "slow" => format!("slow:{rank}@{step}x{}:3", 1 + random.upto(4)),
         "partition" => format!("partition:{rank}-{}@{step}", (rank + 1) % ranks),
-        kind @ ("moment" | "weight" | "message" | "gradient") => format!("flip:{rank}@{step}:{kind}"),
+        kind @ ("moment" | "weight" | "message" | "gradient" | "device") => format!("flip:{rank}@{step}:{kind}"),
         kind => format!("{kind}:{rank}@{step}"),
     };
     (step, text)

@@ -16,7 +16,7 @@ use train::launch::wire::JobSpec;
 
 use crate::common::{Lab, NANO, send};
 
-const PATIENCE: Duration = Duration::from_secs(60);
+const PATIENCE: Duration = Duration::from_secs(180);
 
 /// A rank process.
 pub struct Process {

@@ -13,7 +13,7 @@ use rustix::process::{Pid, Signal, kill_process};
 use tempfile::TempDir;
 
 /// Nothing here takes this long; a hang ends the test instead of the suite.
-const PATIENCE: Duration = Duration::from_secs(60);
+const PATIENCE: Duration = Duration::from_secs(180);
 
 /// A small run; 4 data cells, 2 tensor cells, 2 microbatches a cell.
 pub const NANO: &str = r#"

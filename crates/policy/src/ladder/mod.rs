@@ -77,6 +77,8 @@ pub struct Policy {
     broken_seen: bool,
     /// The next step is to be checked by other ranks.
     recheck: bool,
+    /// Members may have a broken device that nobody could name for sure, and no step was checked since.
+    doubt: bool,
     /// Whom spares have found wrong, and how often.
     accused: BTreeMap<Process, usize>,
     progress_at: u64,
@@ -138,6 +140,11 @@ impl Left {
     }
 }
 
+/// Of so many steps one is checked in this world; 0: none, also where ranks could only check themselves.
+fn checks_every(run: &Run) -> u64 {
+    if run.layout.dp > run.layout.group { run.guard.recompute_every } else { 0 }
+}
+
 impl Policy {
     /// Nothing has happened yet. The processes are asked for when hosts join.
     pub fn new(start: Start, laws: Box<dyn Laws>) -> Self {
@@ -161,6 +168,7 @@ impl Policy {
             suspect: None,
             broken_seen: false,
             recheck: false,
+            doubt: false,
             accused: BTreeMap::new(),
             progress_at: 0,
             longest_step_ms: 0,
@@ -358,9 +366,10 @@ impl Policy {
         }
         self.committed = self.committed.max(step);
         self.reached = step;
-        let every = self.run().guard.recompute_every;
+        let every = checks_every(self.run());
         self.saves.committed(step, every);
         self.recheck = false;
+        self.doubt &= every == 0 || !step.is_multiple_of(every);
         self.progress_at = now;
         self.replays.retain(|(at, _), _| *at >= step);
     }

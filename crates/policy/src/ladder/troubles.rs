@@ -212,6 +212,7 @@ impl Policy {
     /// turns, because the step fails again as long as it is the wrong one.
     pub(super) fn broken(&mut self, now: u64, step: u64, ranks: &[u32]) {
         self.broken_seen = true;
+        self.doubt = ranks.len() > 1;
         let step = step.max(1);
         let turn = self.times("broken".into()) - 1;
         // Where spares have named one before it is the first.

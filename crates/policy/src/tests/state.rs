@@ -185,6 +185,49 @@ fn what_a_device_may_have_spoilt_since_the_last_check_is_computed_again() {
     }
 }
 
+/// Fewer go on for a while, and none of them has another one's state: that they agree with themselves is no check.
+#[test]
+fn a_step_that_ranks_could_only_check_themselves_is_not_checked() {
+    let mut desk = Desk::running(&["layout.dp=2", "guard.recompute_every=4", "guard.respawn_after_ms=1000"], 7);
+    desk.on(Input::Checkpoint { step: 4, path: "c/4".into() });
+    desk.exits(1);
+    let world = formed(&desk.says(0, at(7), Cause::Aborted));
+    assert_eq!(world.processes.len(), 1);
+    desk.load(7);
+    (8..=9).for_each(|step| drop(desk.on(Input::Step { step })));
+    desk.on(Input::Checkpoint { step: 8, path: "c/8".into() });
+    desk.now += 1000;
+    let new = spawns(&desk.on(Input::Tick))[0];
+    desk.on(Input::Ready { process: new });
+    let world = formed(&desk.says(0, at(9), Cause::Aborted));
+    assert_eq!(world.processes.len(), 2);
+    desk.load(9);
+    (10..=11).for_each(|step| drop(desk.on(Input::Step { step })));
+    let broken = || Cause::Broken { step: 12, ranks: vec![0] };
+    let out = desk.says(0, at(11), broken());
+    assert!(out.contains(&Action::Distrust { after: 4 }), "{out:?}");
+    let world = formed(&desk.says(new.0, at(11), broken()));
+    assert_eq!(world.origin, Origin::Disk("c/4".into()));
+}
+
+#[test]
+fn who_may_have_a_broken_device_does_not_go_on_unchecked() {
+    let sets = ["layout.dp=2", "guard.recompute_every=1", "guard.respawn_after_ms=1000"];
+    let mut desk = Desk::running(&sets, 6);
+    let broken = || Cause::Broken { step: 7, ranks: vec![0, 1] };
+    desk.says(0, at(6), broken());
+    // The other one is left, and may be the one.
+    assert_eq!(desk.says(1, at(6), broken()), []);
+    desk.now += 1000;
+    let new = spawns(&desk.on(Input::Tick))[0];
+    assert_eq!(formed(&desk.on(Input::Ready { process: new })).processes.len(), 2);
+    desk.load(6);
+    desk.on(Input::Step { step: 7 });
+    // They agreed: the next death finds nobody in doubt.
+    desk.exits(new.0);
+    assert_eq!(formed(&desk.says(1, at(7), Cause::Aborted)).processes.len(), 1);
+}
+
 #[test]
 fn without_a_checkpoint_from_before_the_run_begins_again_and_says_so() {
     let mut desk = Desk::running(&["layout.dp=4", "guard.recompute_every=8"], 7);
