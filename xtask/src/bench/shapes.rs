@@ -17,17 +17,21 @@ pub struct Shape {
     pub batch: usize,
 }
 
-/// All shapes.
-pub const SHAPES: [Shape; 5] = [
+/// All shapes. Most rows of E choose the same two or three experts from its first step on, and the rank that has these makes the
+/// other one wait; E-even has the work of E, and as many rows for every expert.
+pub const SHAPES: [Shape; 6] = [
     Shape { name: "S", preset: "S", seq: 128, batch: 16 },
     Shape { name: "M", preset: "M", seq: 256, batch: 8 },
     Shape { name: "L", preset: "L", seq: 256, batch: 4 },
     Shape { name: "long", preset: "M", seq: 2048, batch: 1 },
     Shape { name: "E", preset: "M", seq: 256, batch: 8 },
+    Shape { name: "E-even", preset: "M", seq: 256, batch: 8 },
 ];
 
 /// What the model of shape E has more than its preset.
 const EXPERTS: &str = "experts = 8\nexperts_per_token = 2\nexpert_ffn = 352\n";
+/// And that of E-even: every row chooses both.
+const EVEN: &str = "experts = 2\nexperts_per_token = 2\nexpert_ffn = 352\n";
 
 /// A layout, and how the peer does the same.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -112,6 +116,7 @@ impl Mode {
         match shape.name {
             "S" if self.cells > 1 || self.balanced => false,
             "E" => alone || self.ep > 1,
+            "E-even" => self.ep > 1,
             "long" => alone || self.cp > 1,
             _ => self.cp * self.ep == 1,
         }
@@ -156,7 +161,11 @@ impl Shape {
     /// The run file of `steps` steps on synthetic data: no validation, a checkpoint only at the end.
     pub fn run_file(&self, steps: u64) -> String {
         let Self { preset, seq, batch, .. } = self;
-        let experts = if self.name == "E" { EXPERTS } else { "" };
+        let experts = match self.name {
+            "E" => EXPERTS,
+            "E-even" => EVEN,
+            _ => "",
+        };
         format!(
             "[model]\npreset = \"{preset}\"\n{experts}\n[data]\nsource = \"synthetic\"\neod = false\n\n\
              [train]\nsteps = {steps}\nbatch = {batch}\nseq = {seq}\neval_sequences = 0\n"
@@ -223,6 +232,6 @@ mod tests {
         let picked = |words: &[&str]| pick(&SHAPES, |s| s.name, &names(words));
         assert_eq!(picked(&[]).unwrap().len(), SHAPES.len());
         assert_eq!(picked(&["L", "S"]).unwrap(), [SHAPES[0], SHAPES[2]]);
-        assert!(picked(&["XL"]).unwrap_err().contains("S, M, L, long, E"));
+        assert!(picked(&["XL"]).unwrap_err().contains("S, M, L, long, E, E-even"));
     }
 }
