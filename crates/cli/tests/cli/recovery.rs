@@ -199,16 +199,20 @@ fn a_changed_learning_rate_is_an_intervention() {
     assert!(written.contains("train.lr=1e-4"), "{written}");
 }
 
+/// What 24 steps come to that nothing disturbs.
+fn digest_of_24() -> &'static str {
+    static DIGEST: OnceLock<String> = OnceLock::new();
+    DIGEST.get_or_init(|| Lab::new().train("out", &[], &["train.steps=24"]).expect(0).digest())
+}
+
 /// Asks for `faults` in a run of 24 steps; all are survived, told and accounted for.
 fn injected(faults: &str, recoveries: usize, sets: &[&str]) -> Out {
     injected_in(&Lab::new(), faults, recoveries, sets)
 }
 
 fn injected_in(lab: &Lab, faults: &str, recoveries: usize, sets: &[&str]) -> Out {
-    static DIGEST: OnceLock<String> = OnceLock::new();
-    let want = DIGEST.get_or_init(|| Lab::new().train("out", &[], &["train.steps=24"]).expect(0).digest());
     let out = lab.train("out", &["--inject", faults], &[&["train.steps=24"], sets].concat()).expect(0);
-    assert_eq!(&out.digest(), want, "{out}");
+    assert_eq!(out.digest(), digest_of_24(), "{out}");
     assert_eq!(out.stdout.matches("\nrecovered in ").count(), recoveries, "{out}");
     let struck = faults.split(',').count();
     assert_eq!(out.stdout.matches("\nfault: rank ").count(), struck, "{out}");
@@ -302,6 +306,16 @@ fn steps_that_a_broken_device_may_have_spoilt_are_computed_again() {
         let sets = [&["layout.dp=2", "layout.zero=1", "checkpoint.background=true"][..], &every].concat();
         injected(&format!("flip:{victim}@5:device"), 1 + victim, &sets);
     }
+}
+
+/// A check was clean, the device breaks after it, another trouble sets the run back to before both.
+#[test]
+fn a_check_from_before_the_run_went_back_vouches_for_nothing() {
+    let every = ["guard.recompute_every=6", "checkpoint.every=0"];
+    let kills = "flip:1@7:device,kill:0@9,kill:2@9";
+    let out = Lab::new().train("out", &["--inject", kills], &[&["train.steps=24"][..], &FOUR, &every].concat()).expect(0);
+    assert_eq!(out.digest(), digest_of_24(), "{out}");
+    assert!(out.stdout.contains("steps 1 to 5 were not checked (guard.recompute_every = 6)"), "{out}");
 }
 
 /// The ranks check nothing themselves; a spare does, in its own time, and the run goes back to before what it found.

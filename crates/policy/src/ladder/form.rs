@@ -283,7 +283,7 @@ impl Policy {
         let processes = neighbours(places, rest, host);
         let run = self.on_hosts(run, &processes);
         let rank_of = |p: &Process| processes.iter().position(|q| q == p).map(|rank| rank as u32);
-        let saved = || match self.saves.newest() {
+        let newest = || match self.saves.newest() {
             Some((_, path)) => Origin::Disk(path.clone()),
             None => Origin::Fresh,
         };
@@ -299,22 +299,24 @@ impl Policy {
                     let text = format!("state of step {step} from {here} of the {all} ranks before");
                     (Origin::Peers { generation, before, holders, step, forward }, text)
                 } else {
-                    (saved(), format!("nobody holds {}: the newest checkpoint, or the start", lost.unwrap_or_default()))
+                    (newest(), format!("nobody holds {}: the newest checkpoint, or the start", lost.unwrap_or_default()))
                 }
             }
-            Next::Saved => (saved(), format!("{}the newest checkpoint, or the start", self.why_saved)),
+            Next::Saved => (newest(), format!("{}the newest checkpoint, or the start", self.why_saved)),
         };
         let shape = match size.cmp(&self.wanted.layout.world()) {
             std::cmp::Ordering::Less => format!("{} of {} ranks, over the same grid", size, self.wanted.layout.world()),
             _ => format!("all {size} ranks"),
         };
         processes.iter().for_each(|p| self.hosts.set(*p, Doing::Member));
+        let saved = !matches!(origin, Origin::Peers { .. });
         let (run_toml, layout) = (run.values.to_toml(), run.layout.to_string());
         let world = World { generation, processes, run_toml, layout, origin, recheck: self.recheck };
         self.world = Some((world.clone(), run));
-        if !matches!(self.origin, Next::Peers(_)) {
+        if saved {
             self.reached = self.saves.newest_step();
         }
+        self.saves.goes_on(self.reached);
         self.phase = Phase::Running;
         (self.counted, self.suspicion) = (false, None);
         self.by_themselves.clear();

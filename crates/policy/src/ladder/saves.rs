@@ -88,7 +88,12 @@ impl Saves {
     /// The run goes back: what is newer is none any more.
     pub fn go(&mut self, back: &Back) {
         self.all.retain(|(step, _)| *step < back.first);
-        self.checked = self.newest_step().min(self.checked);
+        self.goes_on(self.newest_step());
+    }
+
+    /// The run goes on from the state of `step`: what was checked after it is computed again, and not checked again by that.
+    pub fn goes_on(&mut self, step: u64) {
+        self.checked = self.checked.min(step);
     }
 
     fn tidy(&mut self) {
@@ -143,6 +148,22 @@ mod tests {
         assert_eq!(to(&saves, 12, 11), Some((11, Some(10))));
         saves.committed(12, 4);
         assert_eq!(to(&saves, 16, 15), Some((13, Some(11))));
+    }
+
+    #[test]
+    fn a_check_counts_only_for_the_steps_that_it_saw() {
+        let mut saves = Saves::of(None);
+        (1..=7).for_each(|step| saves.committed(step, 6));
+        // Back to the start for another reason; what is computed again is not what was checked.
+        saves.goes_on(saves.newest_step());
+        (1..=5).for_each(|step| saves.committed(step, 6));
+        assert_eq!(to(&saves, 6, 5), Some((1, None)));
+        (6..=7).for_each(|step| saves.committed(step, 6));
+        assert_eq!(to(&saves, 8, 7), Some((7, None)));
+        // A checkpoint after the last check makes no check of it.
+        written(&mut saves, [7]);
+        saves.goes_on(saves.newest_step());
+        assert_eq!(to(&saves, 9, 8), Some((7, None)));
     }
 
     #[test]

@@ -185,6 +185,46 @@ fn what_a_device_may_have_spoilt_since_the_last_check_is_computed_again() {
     }
 }
 
+/// A check was clean, then another trouble sets the run back to before it: the check says nothing of the steps that follow.
+#[test]
+fn what_was_checked_before_the_run_went_back_is_not_checked_after_it() {
+    let sets = ["layout.dp=4", "guard.recompute_every=6"];
+    let kill_all = |desk: &mut Desk| {
+        let members = desk.policy.world().unwrap().processes.clone();
+        let mut out: Vec<_> = members.iter().flat_map(|p| desk.exits(p.0)).collect();
+        let new = spawns(&out);
+        out.extend(new.iter().flat_map(|p| desk.on(Input::Ready { process: *p })));
+        out
+    };
+    let disagree = |desk: &mut Desk| {
+        let members = desk.policy.world().unwrap().processes.clone();
+        let cause = || Cause::Disagree { reason: "0 and 1".into() };
+        members.iter().flat_map(|p| desk.says(p.0, at(8), cause())).collect()
+    };
+    let ways: [&dyn Fn(&mut Desk) -> Vec<Action>; 2] = [&kill_all, &disagree];
+    for (way, to) in ways.iter().flat_map(|way| [(way, 0), (way, 4), (way, 8)]) {
+        let mut desk = Desk::running(&sets, 8);
+        if to > 0 {
+            desk.on(Input::Checkpoint { step: to, path: format!("c/{to}").into() });
+        }
+        let world = formed(&way(&mut desk));
+        assert_eq!((matches!(world.origin, Origin::Peers { .. }), desk.policy.reached()), (false, to));
+        desk.load(to);
+        let found = if to < 6 { 6 } else { 12 };
+        (to + 1..found).for_each(|step| drop(desk.on(Input::Step { step })));
+        let out = desk.says(world.processes[0].0, at(found - 1), Cause::Broken { step: found, ranks: vec![2] });
+        assert!(out.contains(&Action::Distrust { after: to.min(6) }), "back to {to}: {out:?}");
+        for p in [1, 3] {
+            let cause = Cause::Broken { step: found, ranks: vec![2] };
+            desk.says(world.processes[p].0, at(found - 1), cause);
+        }
+        let new = *spawns(&out).first().expect("another process");
+        let world = formed(&desk.on(Input::Ready { process: new }));
+        let origin = if to == 4 { Origin::Disk("c/4".into()) } else { Origin::Fresh };
+        assert_eq!(world.origin, origin, "back to {to}");
+    }
+}
+
 /// Fewer go on for a while, and none of them has another one's state: that they agree with themselves is no check.
 #[test]
 fn a_step_that_ranks_could_only_check_themselves_is_not_checked() {
