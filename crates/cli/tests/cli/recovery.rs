@@ -313,7 +313,8 @@ fn steps_that_a_broken_device_may_have_spoilt_are_computed_again() {
 fn a_check_from_before_the_run_went_back_vouches_for_nothing() {
     let every = ["guard.recompute_every=6", "checkpoint.every=0"];
     let kills = "flip:1@7:device,kill:0@9,kill:2@9";
-    let out = Lab::new().train("out", &["--inject", kills], &[&["train.steps=24"][..], &FOUR, &every].concat()).expect(0);
+    let out =
+        Lab::new().train("out", &["--inject", kills], &[&["train.steps=24"][..], &FOUR, &every].concat()).expect(0);
     assert_eq!(out.digest(), digest_of_24(), "{out}");
     assert!(out.stdout.contains("steps 1 to 5 were not checked (guard.recompute_every = 6)"), "{out}");
 }

@@ -299,7 +299,10 @@ impl Policy {
                     let text = format!("state of step {step} from {here} of the {all} ranks before");
                     (Origin::Peers { generation, before, holders, step, forward }, text)
                 } else {
-                    (newest(), format!("nobody holds {}: the newest checkpoint, or the start", lost.unwrap_or_default()))
+                    (
+                        newest(),
+                        format!("nobody holds {}: the newest checkpoint, or the start", lost.unwrap_or_default()),
+                    )
                 }
             }
             Next::Saved => (newest(), format!("{}the newest checkpoint, or the start", self.why_saved)),

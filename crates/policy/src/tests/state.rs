@@ -199,15 +199,14 @@ fn what_was_checked_before_the_run_went_back_is_not_checked_after_it() {
     let disagree = |desk: &mut Desk| {
         let members = desk.policy.world().unwrap().processes.clone();
         let cause = || Cause::Disagree { reason: "0 and 1".into() };
-        members.iter().flat_map(|p| desk.says(p.0, at(8), cause())).collect()
+        members.iter().flat_map(|p| desk.says(p.0, at(8), cause())).collect::<Vec<_>>()
     };
-    let ways: [&dyn Fn(&mut Desk) -> Vec<Action>; 2] = [&kill_all, &disagree];
-    for (way, to) in ways.iter().flat_map(|way| [(way, 0), (way, 4), (way, 8)]) {
+    for (dead, to) in [true, false].into_iter().flat_map(|dead| [0, 4, 8].map(|to| (dead, to))) {
         let mut desk = Desk::running(&sets, 8);
         if to > 0 {
             desk.on(Input::Checkpoint { step: to, path: format!("c/{to}").into() });
         }
-        let world = formed(&way(&mut desk));
+        let world = formed(&if dead { kill_all(&mut desk) } else { disagree(&mut desk) });
         assert_eq!((matches!(world.origin, Origin::Peers { .. }), desk.policy.reached()), (false, to));
         desk.load(to);
         let found = if to < 6 { 6 } else { 12 };
