@@ -2,7 +2,7 @@
 
 use std::path::PathBuf;
 
-use observe::goodput::{self, Account};
+use observe::goodput::{self, Account, OfLog};
 use train::TrainError;
 
 use crate::show::line;
@@ -32,10 +32,10 @@ pub fn run(args: &Args) -> Result<u8, TrainError> {
     if !args.window.is_finite() || args.window <= 0.0 {
         return Err(TrainError::BadInput(format!("--window {}: give seconds above 0", args.window)));
     }
-    let (all, window, unread) = goodput::of_log(text.lines(), args.window);
+    let OfLog { all, window, unread, holes } = goodput::of_log(text.lines(), args.window);
     if args.json {
         let value = serde_json::json!({
-            "kind": "goodput", "schema": events::SCHEMA, "run": all, "window_s": args.window, "window": window, "lines_unread": unread,
+            "kind": "goodput", "schema": events::SCHEMA, "run": all, "window_s": args.window, "window": window, "lines_unread": unread, "steps_missing": holes,
         });
         line(&value.to_string());
         return Ok(0);
@@ -43,6 +43,14 @@ pub fn run(args: &Args) -> Result<u8, TrainError> {
     lines(&all).iter().for_each(|text| line(text));
     if window.wall_s < all.wall_s {
         line(&format!("last {:.0} s: goodput {:.1}%", window.wall_s, 100.0 * window.goodput));
+    }
+    if !holes.is_empty() {
+        let text = |(a, b): &(u64, u64)| if a == b { format!("{a}") } else { format!("{a} to {b}") };
+        let holes: Vec<_> = holes.iter().map(text).collect();
+        line(&format!(
+            "events.jsonl lacks steps {}: lines were lost, and the time of these steps is counted as unknown",
+            holes.join(", ")
+        ));
     }
     if unread > 0 {
         line(&format!("{unread} lines of {} are no events of this version and are left out", path.display()));

@@ -1,15 +1,21 @@
 //! `lockstep controller` and `lockstep agent`: a run on several hosts.
 
+use std::io::Write;
 use std::net::{IpAddr, SocketAddr};
+use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use control::remote::client::{self, Agent, Ended};
 use control::remote::handshake::{Key, TOKEN_MIN};
+use control::remote::host_name;
 use train::TrainError;
 use train::launch::Hosts;
 
 use crate::{cores, show, train_cmd};
+
+/// A year.
+const TIME_MAX_S: u64 = spec::TIME_MAX_MS / 1000;
 
 #[derive(clap::Args)]
 pub struct ControllerArgs {
@@ -37,7 +43,7 @@ pub struct AgentArgs {
     /// The controller's secret.
     #[arg(long, value_name = "FILE")]
     token_file: Option<PathBuf>,
-    /// Name of this host [default: the system's]
+    /// Name of this host: letters, digits, `.`, `-`, `_` [default: the system's]
     #[arg(long)]
     host: Option<String>,
     /// Most rank processes here [default: one a core]
@@ -46,11 +52,11 @@ pub struct AgentArgs {
     /// Where ranks of other hosts reach those of this one [default: the address that this host has towards the controller]
     #[arg(long, value_name = "IP")]
     address: Option<IpAddr>,
-    /// Ranks that come to no step while no controller can be reached are ended after so many seconds.
-    #[arg(long, value_name = "S", default_value_t = 600)]
+    /// Ranks that come to no step while no controller can be reached are ended after so many seconds, at least 1.
+    #[arg(long, value_name = "S", default_value_t = 600, value_parser = clap::value_parser!(u64).range(1..=TIME_MAX_S))]
     idle_limit_s: u64,
     /// With no rank here, this agent ends (exit code 5) when no controller has answered for so many seconds; 0: it calls for ever.
-    #[arg(long, value_name = "S", default_value_t = 3_600)]
+    #[arg(long, value_name = "S", default_value_t = 3_600, value_parser = clap::value_parser!(u64).range(..=TIME_MAX_S))]
     call_limit_s: u64,
 }
 
@@ -67,6 +73,10 @@ pub fn controller(args: &ControllerArgs) -> Result<u8, TrainError> {
             show::line(&text);
             Ok(0)
         }
+        Err(stopped @ TrainError::Stopped(_)) => {
+            aside(&stopped.to_string());
+            Ok(stopped.exit_code() as u8)
+        }
         ended => ended,
     }
 }
@@ -79,6 +89,7 @@ pub fn agent(args: &AgentArgs) -> Result<u8, TrainError> {
             .trim()
             .to_owned(),
     };
+    host_name(&host).map_err(TrainError::BadInput)?;
     let slots = args.ranks.unwrap_or_else(cores);
     if slots == 0 {
         return Err(TrainError::BadInput("--ranks 0: this host would run none; give 1 or more".into()));
@@ -119,6 +130,11 @@ pub fn agent(args: &AgentArgs) -> Result<u8, TrainError> {
     }
 }
 
+/// A line beside what goes to standard output, which may be for a program. That nobody listens changes nothing.
+fn aside(text: &str) {
+    let _ = writeln!(std::io::stderr(), "{text}");
+}
+
 /// A name or address with a port. Whether it is known is asked with each call: a name may come later.
 fn callable(text: &str) -> Result<String, String> {
     let port =
@@ -138,6 +154,14 @@ fn token(path: Option<&Path>) -> Result<Vec<u8>, TrainError> {
             "--token-file {path}: {e}; make one with `head -c 32 /dev/urandom | base64 > {path}; chmod 600 {path}`"
         ))
     })?;
+    let mode = std::fs::metadata(path).map_or(0, |file| file.permissions().mode());
+    if mode & 0o077 != 0 {
+        let path = path.display();
+        aside(&format!(
+            "notice: --token-file {path} can be read or written by others (mode {:o}); `chmod 600 {path}` keeps the secret one",
+            mode & 0o777
+        ));
+    }
     let token = text.trim_ascii().to_vec();
     if token.len() < TOKEN_MIN {
         return Err(TrainError::BadInput(format!(

@@ -43,8 +43,9 @@ pub struct Args {
     /// With --profile: steps that count, at most.
     #[arg(long, value_name = "N", default_value_t = 10, requires = "profile")]
     profile_steps: u64,
-    /// Deliberate faults that the run must survive: `kill:R@S[:load]`, stop:R@S, nan:R@S, diskfull:R@S, flip:R@S[:moment|weight|message|gradient],
-    /// `slow:R@SxF[:N]`, partition:A-B@S, controller@S, clock:+SECONDS@S, random:seed=N,every=5s (R a rank, S a step; separated by commas).
+    /// Deliberate faults that the run must survive: `kill:R@S[:load]`, stop:R@S, nan:R@S, poison:R@S, diskfull:R@S,
+    /// flip:R@S[:moment|weight|message|gradient|device], `slow:R@SxF[:N]`, partition:A-B@S, controller@S, clock:+SECONDS@S,
+    /// clock:-SECONDS@S, random:seed=N,every=5s (R a rank, S a step; separated by commas).
     #[arg(long, value_name = "FAULTS", default_value = "", hide_default_value = true)]
     inject: String,
     /// A deliberate fault, for proofs.
@@ -71,9 +72,10 @@ pub fn go(args: &Args, hosts: Option<Hosts>) -> Result<u8, TrainError> {
     let stop = stop_flag()?;
     let folder = args.run_dir.clone().unwrap_or_else(|| default_folder(&args.run.name()));
     let show = Show::new(args.json, run.train.steps);
+    let mut head = Vec::new();
     if !args.json {
         let parameters = spec::tensors::parameters(&run.model);
-        show.line(&format!(
+        head.push(format!(
             "{parameters} parameters | {} | grid dp{}{} x tp{}, {} microbatches of {} sequences per cell | {simd} | numerics {}",
             run.layout,
             run.grid.dp,
@@ -83,7 +85,7 @@ pub fn go(args: &Args, hosts: Option<Hosts>) -> Result<u8, TrainError> {
             run.grid.microbatch,
             kernels::NUMERICS_VERSION
         ));
-        show.line(&format!("run directory {}", folder.display()));
+        head.push(format!("run directory {}", folder.display()));
     }
     let request = Request {
         run,
@@ -97,7 +99,11 @@ pub fn go(args: &Args, hosts: Option<Hosts>) -> Result<u8, TrainError> {
         inject: args.inject.clone(),
         hosts,
     };
-    let summary = launch::train_mutant(&request, mutant, &mut |event| show.event(event))?;
+    // Who is refused is not told of a folder that is not made.
+    let summary = launch::train_mutant(&request, mutant, &mut |event| {
+        head.drain(..).for_each(|text| show.line(&text));
+        show.event(event);
+    })?;
     show.summary(&summary);
     Ok(match summary.ended {
         Ended::Finished | Ended::Exhausted(_) => 0,

@@ -283,6 +283,11 @@ impl<'a> Controller<'a> {
         self.policy.world().map_or(0, |world| world.generation)
     }
 
+    /// No process holds anything: no world was formed yet, or all that was started is gone.
+    pub fn is_idle(&self) -> bool {
+        self.generation() == 0 || self.signs.expected().next().is_none()
+    }
+
     fn rank(&self, process: Process) -> Option<usize> {
         self.members().iter().position(|p| *p == process)
     }

@@ -4,7 +4,7 @@
 //! later one comes next), `stop:R@S`, `nan:R@S`, `poison:R@S` (no number whenever that step's batch is computed), `diskfull:R@S`, `flip:R@S[:moment|weight|message|gradient]`,
 //! `flip:R@S:device` (a bit of every gradient that the process of rank R makes, from step S until another process is in its place),
 //! `slow:R@SxF[:N]` (F times as slow for N steps, else to the end), `partition:A-B@S`, `controller@S`,
-//! `clock:+3600@S` (the wall clock jumps by so many seconds, as every process of the run reads it), `random:seed=7,every=5s`. R is a rank of the run's layout, S a step.
+//! `clock:+3600@S`, `clock:-60@S` (the wall clock jumps by so many seconds, as every process of the run reads it), `random:seed=7,every=5s`. R is a rank of the run's layout, S a step.
 
 use spec::Run;
 
@@ -32,7 +32,7 @@ pub struct Random {
     pub every_ms: u64,
 }
 
-const FORMS: &str = "kill:R@S[:load], stop:R@S, nan:R@S, poison:R@S, diskfull:R@S, flip:R@S[:moment|weight|message|gradient|device], slow:R@SxF[:N], partition:A-B@S, controller@S, clock:+SECONDS@S or random:seed=N,every=5s";
+const FORMS: &str = "kill:R@S[:load], stop:R@S, nan:R@S, poison:R@S, diskfull:R@S, flip:R@S[:moment|weight|message|gradient|device], slow:R@SxF[:N], partition:A-B@S, controller@S, clock:+SECONDS@S, clock:-SECONDS@S or random:seed=N,every=5s";
 
 fn unclear(part: &str) -> String {
     format!("--inject {part}: expected {FORMS} (R a rank, S a step, separated by commas)")
@@ -166,6 +166,12 @@ fn random(part: &str, operands: &[&str]) -> Result<Random, String> {
             _ => return Err(unclear(part)),
         }
     }
+    if random.every_ms > spec::TIME_MAX_MS {
+        return Err(format!(
+            "--inject {part}: every = {} ms is more than a year; give less, such as 5s",
+            random.every_ms
+        ));
+    }
     if random.every_ms < 100 {
         return Err(format!(
             "--inject {part}: every = {} ms leaves no time between faults; set it to at least 100ms",
@@ -272,6 +278,7 @@ mod tests {
             "slow:1@3x0.5",
             "partition:1@3",
             "random:every=1ms",
+            "random:every=18446744073709551615ms",
             "random:sead=3",
             "controller@x",
             "clock:3600@4",

@@ -117,9 +117,10 @@ impl Repairs {
         // Who has another process reads the clock as it is now.
         self.clock_seen(None);
         for anatomy in &mut self.open {
-            // One that failed while it was formed is formed again: what took long shows in the first attempt's phases.
+            // One that failed while it was formed, or before it had caught up, is formed again: what the attempt before took is
+            // part of this one's way to its places.
             anatomy.placed = Some(at);
-            (anatomy.connected, anatomy.loaded) = (None, None);
+            (anatomy.connected, anatomy.loaded, anatomy.first_step) = (None, None, None);
             anatomy.remedy = remedy.into();
             anatomy.resumed_at = resumed_at;
             anatomy.steps_redone = (anatomy.last_committed + 1).saturating_sub(resumed_at);
@@ -254,6 +255,41 @@ mod tests {
         assert_eq!(account(fault(3, 12)), Ok(()));
         assert!(account(fault(2, 12)).is_err(), "another rank's");
         assert!(account(fault(3, 14)).is_err(), "another step's");
+    }
+
+    #[test]
+    fn a_recovery_that_another_trouble_interrupts_has_parts_that_sum_to_it() {
+        let trouble = |id, step| {
+            let (kind, detail) = ("exit".into(), String::new());
+            Trouble { id, kind, rank: Some(3), host: None, step, detail }
+        };
+        let mut repairs = Repairs::default();
+        let attempt = |repairs: &mut Repairs, told: &Trouble, at: f64| {
+            repairs.trouble(told, at, Some(at - 0.25));
+            repairs.decided(at);
+            repairs.left(at + 0.25);
+            repairs.placed("disk", 6, at + 0.5);
+            repairs.connected(Process(1), 1, at + 0.75);
+            repairs.loaded(Process(1), 10, 1, at + 1.0);
+            repairs.step(6, at + 1.25)
+        };
+        // The second comes while steps are made again.
+        assert_eq!(attempt(&mut repairs, &trouble(1, 10), 1.0), []);
+        assert_eq!(attempt(&mut repairs, &trouble(2, 10), 3.0), []);
+        let done = repairs.step(10, 5.0);
+        let anatomies: Vec<_> =
+            done.iter().filter_map(|e| if let Event::Recovery(a) = e { Some(a) } else { None }).collect();
+        let gaps: Vec<f64> = anatomies
+            .iter()
+            .map(|anatomy| {
+                let phases = anatomy.phases();
+                assert!(phases.iter().all(|(_, seconds)| *seconds >= 0.0), "{phases:?}");
+                phases.iter().map(|(_, seconds)| seconds).sum()
+            })
+            .collect();
+        assert_eq!(gaps, [5.0 - 0.75, 5.0 - 2.75]);
+        let first: Vec<_> = anatomies.iter().map(|anatomy| anatomy.first_step).collect();
+        assert_eq!(first, [Some(4.25); 2], "of the world that caught up");
     }
 
     #[test]

@@ -107,9 +107,14 @@ impl Anatomy {
         ]
     }
 
-    /// (what ended, seconds that it took since the moment known before it); the seconds sum to the last known moment less the first.
+    /// (what ended, seconds that it took since the moment known before it, never negative); the seconds sum to the last known moment
+    /// less the first.
     pub fn phases(&self) -> Vec<(&'static str, f64)> {
-        let known: Vec<_> = self.moments().into_iter().filter_map(|(name, at)| at.map(|at| (name, at))).collect();
+        let mut known: Vec<_> = self.moments().into_iter().filter_map(|(name, at)| at.map(|at| (name, at))).collect();
+        // Logs of before have moments of an attempt that another trouble ended: such a part took nothing.
+        for i in 1..known.len() {
+            known[i].1 = known[i].1.max(known[i - 1].1);
+        }
         known.windows(2).map(|pair| (pair[1].0, pair[1].1 - pair[0].1)).collect()
     }
 
@@ -171,6 +176,13 @@ pub struct Straggler {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_moment_of_an_attempt_before_makes_no_negative_part() {
+        let (fault, loaded, first_step, caught_up) = (Some(1.0), Some(9.0), Some(3.25), Some(10.0));
+        let anatomy = Anatomy { fault, loaded, first_step, caught_up, ..Anatomy::default() };
+        assert_eq!(anatomy.phases(), [("loaded", 8.0), ("first step", 0.0), ("caught up", 1.0)]);
+    }
 
     #[test]
     fn phases_sum_to_the_gap() {

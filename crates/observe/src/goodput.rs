@@ -7,7 +7,7 @@
 //! Events mark the end of what they tell of: between two of them one rank, which speaks for the run, did one thing.
 //! The vocabulary follows ml-goodput-measurement (AI-Hypercomputer).
 
-use std::collections::HashMap;
+use std::collections::{BTreeSet, HashMap};
 
 use events::{Anatomy, Event};
 use serde::Serialize;
@@ -304,22 +304,41 @@ impl Account {
     }
 }
 
-/// The account of a run whose log is `lines` of `events.jsonl`: of all of it, and of its last `window` seconds. Lines that are no
-/// events (of a later version, or torn by a death) are counted and left out.
-pub fn of_log<'a>(lines: impl Iterator<Item = &'a str>, window: f64) -> (Account, Account, u64) {
+/// What a log tells.
+#[derive(Debug, Clone, PartialEq)]
+pub struct OfLog {
+    /// The account of all of it.
+    pub all: Account,
+    /// Of its last seconds.
+    pub window: Account,
+    /// Lines that are no events (of a later version, or torn by a death), which are left out.
+    pub unread: u64,
+    /// Steps from the first to the last that it does not have (their lines were lost, to a full disk for one): first and last of each
+    /// hole, ascending.
+    pub holes: Vec<(u64, u64)>,
+}
+
+/// The account of a run whose log is `lines` of `events.jsonl`, and of its last `window` seconds.
+pub fn of_log<'a>(lines: impl Iterator<Item = &'a str>, window: f64) -> OfLog {
+    let mut steps = BTreeSet::new();
     let mut ledger = Ledger::default();
     let mut unread = 0;
     let mut last = 0.0;
     for line in lines.filter(|line| !line.is_empty()) {
         match Event::timed(line) {
             Ok((t, event)) => {
+                if let Event::Step(step) = &event {
+                    steps.insert(step.step);
+                }
                 ledger.take(t, &event);
                 last = t;
             }
             Err(_) => unread += 1,
         }
     }
-    (ledger.account(last), ledger.within(last, window), unread)
+    let pairs = steps.iter().zip(steps.iter().skip(1));
+    let holes = pairs.filter(|(a, b)| **b > **a + 1).map(|(a, b)| (a + 1, b - 1)).collect();
+    OfLog { all: ledger.account(last), window: ledger.within(last, window), unread, holes }
 }
 
 #[cfg(test)]

@@ -41,6 +41,25 @@ pub struct Guard {
     pub recompute_every: u64,
 }
 
+/// A year in milliseconds: the longest time that a key may ask for, so that sums of times are times.
+pub const TIME_MAX_MS: u64 = 31_536_000_000;
+
+/// That a key's time is at most a year.
+///
+/// # Errors
+/// That it is longer.
+pub(crate) fn at_most_a_year(key: &str, value: u64) -> Result<(), SpecError> {
+    let most = if key.ends_with("_s") { TIME_MAX_MS / 1000 } else { TIME_MAX_MS };
+    if value <= most {
+        return Ok(());
+    }
+    Err(SpecError::law(
+        format!("{key} = {value} is more than a year"),
+        format!("{key} is at most {most}"),
+        format!("set {key} to {most} or less"),
+    ))
+}
+
 /// Most processes that wait.
 const SPARES_MAX: usize = 64;
 
@@ -84,6 +103,17 @@ fn law(guard: &Guard) -> Result<(), SpecError> {
             format!("set it to at least {least}, or leave it unset"),
         ));
     }
+    let longest = [
+        ("guard.beat_ms", guard.beat_ms),
+        ("guard.heartbeat_timeout_ms", guard.heartbeat_timeout_ms),
+        ("guard.stopped_timeout_ms", guard.stopped_timeout_ms),
+        ("guard.progress_floor_ms", guard.progress_floor_ms),
+        ("guard.still_floor_ms", guard.still_floor_ms),
+        ("guard.assemble_timeout_ms", guard.assemble_timeout_ms),
+        ("guard.restarts_window_s", guard.restarts_window_s),
+        ("guard.respawn_after_ms", guard.respawn_after_ms),
+    ];
+    longest.into_iter().try_for_each(|(key, value)| at_most_a_year(key, value))?;
     if guard.spares > SPARES_MAX {
         return Err(SpecError::law(
             format!("guard.spares = {} processes would be started, to wait", guard.spares),

@@ -27,7 +27,7 @@ pub mod tree;
 
 pub use error::SpecError;
 pub use grid::{Accumulate, Grid, Lanes, Leaf, Unit};
-pub use guard::Guard;
+pub use guard::{Guard, TIME_MAX_MS};
 pub use layout::{CLASSES, Class, Coords, Holders, Layout, Offload, Pin, Reshard, Transport};
 pub use model::Model;
 pub use moe::Moe;

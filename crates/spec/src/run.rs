@@ -7,7 +7,7 @@ use std::sync::Arc;
 
 use crate::error::SpecError;
 use crate::grid::{Accumulate, Grid};
-use crate::guard::{Guard, guard};
+use crate::guard::{Guard, at_most_a_year, guard};
 use crate::layout::{Layout, LayoutRequest, Offload, Pin, Reshard, Transport, words};
 use crate::model::Model;
 use crate::moe::Moe;
@@ -306,6 +306,8 @@ pub(crate) fn checkpoint(values: &Values) -> Result<CheckpointConfig, SpecError>
     if failures_per_host_day < 0.0 {
         return Err(values.refuse("checkpoint.failures_per_host_day", "a rate, which is not negative".into()));
     }
+    let stagger_ms = values.need("checkpoint.stagger_ms")? as u64;
+    at_most_a_year("checkpoint.stagger_ms", stagger_ms)?;
     let store = values.text("checkpoint.store");
     let store = store.map(|url| url.parse().map_err(|expected| values.refuse("checkpoint.store", expected)));
     Ok(CheckpointConfig {
@@ -316,7 +318,7 @@ pub(crate) fn checkpoint(values: &Values) -> Result<CheckpointConfig, SpecError>
         keep_every: values.need("checkpoint.keep_every")? as u64,
         best: values.bool("checkpoint.best").expect("has a default"),
         background: values.bool("checkpoint.background").expect("has a default"),
-        stagger_ms: values.need("checkpoint.stagger_ms")? as u64,
+        stagger_ms,
         failures_per_host_day,
     })
 }

@@ -5,6 +5,9 @@ use std::path::PathBuf;
 use control::wire::Cause;
 use fabric::FabricError;
 
+/// Exit code of a run that was stopped on request.
+const STOPPED: i32 = 3;
+
 /// Why a rank or a run could not go on.
 #[derive(Debug, thiserror::Error)]
 pub enum TrainError {
@@ -109,6 +112,9 @@ pub enum TrainError {
     /// The run came to its end under the controller that this one stood by for.
     #[error("{0}")]
     Over(String),
+    /// Stopped on request while no rank was at work.
+    #[error("{0}")]
+    Stopped(String),
     /// The executor met a program that it cannot run: a bug, for the checker should have refused it.
     #[error("internal: {0}")]
     Internal(String),
@@ -119,6 +125,7 @@ impl TrainError {
     pub fn exit_code(&self) -> i32 {
         match self {
             Self::Spec(_) | Self::Data(_) | Self::Checkpoint(_) | Self::Hf(_) | Self::Simd(_) | Self::BadInput(_) => 2,
+            Self::Stopped(_) => STOPPED,
             Self::Diverged { .. } => 4,
             Self::Rank { code, .. } => *code,
             _ => 70,

@@ -21,6 +21,14 @@ fn every_second_of_a_run_is_accounted_for() {
     assert!(run["goodput"].as_f64().unwrap() > 0.0 && account["lines_unread"] == 0, "{account}");
     let text = lab.lockstep(&["goodput", "out"]).expect(0).stdout;
     assert!(text.contains("8 steps, 0 redone | started 1 times | 0 recoveries"), "{text}");
+    // Lines that a full disk lost.
+    let log = std::fs::read_to_string(lab.path("out/events.jsonl")).unwrap();
+    let kept = |line: &&str| ![3, 4, 5, 7].iter().any(|n| line.contains(&format!("\"step\":{n},\"steps\":8")));
+    let kept: Vec<_> = log.lines().filter(kept).collect();
+    assert_eq!(kept.len() + 4, log.lines().count(), "{log}");
+    lab.write("out/events.jsonl", kept.join("\n"));
+    let text = lab.lockstep(&["goodput", "out"]).expect(0).stdout;
+    assert!(text.contains("events.jsonl lacks steps 3 to 5, 7:"), "{text}");
     lab.lockstep(&["goodput", "nowhere"]).expect(2).says(&["nowhere", "events.jsonl", "run directory"]);
     lab.lockstep(&["goodput", "out", "--window", "0"]).expect(2).says(&["--window 0", "above 0"]);
 }

@@ -2,7 +2,8 @@
 
 use std::io::{Read, Write};
 use std::net::TcpStream;
-use std::time::Duration;
+use std::os::unix::fs::PermissionsExt;
+use std::time::{Duration, Instant};
 
 use rustix::process::Signal;
 
@@ -136,7 +137,9 @@ fn what_cannot_be_is_refused_before_anything_is_written() {
     let before = lab.tree();
     let refused = |args: &[&str], words: &[&str]| {
         let all: Vec<_> = ["controller", TINY, "--run-dir", "run"].iter().chain(args).copied().collect();
-        lab.lockstep(&all).expect(2).says(words);
+        let out = lab.lockstep(&all).expect(2);
+        out.says(words);
+        assert!(!out.stdout.contains("run directory"), "{out}");
         crate::common::same_tree(&before, &lab.tree());
     };
     refused(&["--listen", "0.0.0.0:0"], &["--token-file", "127.0.0.1"]);
@@ -145,7 +148,19 @@ fn what_cannot_be_is_refused_before_anything_is_written() {
     refused(&["--listen", "127.0.0.1:0", "--set=layout.transport=shm"], &["layout.transport=tcp"]);
     refused(&["--listen", "127.0.0.1:0", "--hosts", "0"], &["--hosts 0"]);
     lab.lockstep(&["controller", TINY]).expect(2).says(&["--run-dir"]);
-    lab.lockstep(&["agent", "--controller", "127.0.0.1:1", "--ranks", "0"]).expect(2).says(&["--ranks 0"]);
+    let agent = |args: &[&str], words: &[&str]| {
+        let all: Vec<_> =
+            ["agent", "--controller", "127.0.0.1:1", "--call-limit-s", "1"].iter().chain(args).copied().collect();
+        lab.lockstep(&all).expect(2).says(words);
+    };
+    agent(&["--ranks", "0"], &["--ranks 0"]);
+    for name in ["../x", "", "..", "a b", "h/1", "h\u{e9}"] {
+        agent(&["--host", name], &["no host's name", "--host"]);
+    }
+    agent(&["--idle-limit-s", "0"], &["--idle-limit-s", "1.."]);
+    agent(&["--idle-limit-s", "18446744073709551615"], &["--idle-limit-s"]);
+    let never = ["agent", "--controller", "127.0.0.1:1", "--call-limit-s", "18446744073709551615"];
+    lab.lockstep(&never).expect(2).says(&["--call-limit-s"]);
     for nowhere in ["nowhere", "10.0.0.1", ":7070", "host:0", "host:99999"] {
         lab.lockstep(&["agent", "--controller", nowhere]).expect(2).says(&["--controller", nowhere, "10.0.0.1:7070"]);
     }
@@ -170,6 +185,41 @@ fn an_agent_that_nobody_answers_ends_and_says_so() {
     assert!(out.stdout.contains("no rank is left here: this agent ends"), "{out}");
     assert!(cluster.lab.path("run/checkpoints/step-00000060/manifest.json").exists(), "{out}");
     gone_within(Duration::from_secs(20), &pids);
+}
+
+#[test]
+fn a_controller_that_waits_for_agents_stops_at_once_and_goes_on_when_it_is_called_again() {
+    let mut cluster = Cluster::new(None, 2, &["layout.dp=2"]);
+    for signal in [Signal::TERM, Signal::INT] {
+        cluster.at = "127.0.0.1:0".into();
+        let mut controller = cluster.controller();
+        let agent = cluster.agent(1, 1, &[]);
+        controller.wait_for(|line| line.contains("host h1 is here"));
+        let asked = Instant::now();
+        controller.signal(signal);
+        let out = controller.end().expect(3);
+        assert!(asked.elapsed() < Duration::from_secs(20), "{:?}", asked.elapsed());
+        out.says(&["stopped on request while no rank was at work; the same command goes on"]);
+        assert!(!out.stderr.contains("error"), "{out}");
+        agent.end().expect(3);
+    }
+    cluster.at = "127.0.0.1:0".into();
+    let controller = cluster.controller();
+    let agents = [cluster.agent(1, 1, &[]), cluster.agent(2, 1, &[])];
+    assert_eq!(controller.end().expect(0).digest(), DIGEST);
+    agents.into_iter().for_each(|agent| drop(agent.end().expect(0)));
+}
+
+#[test]
+fn a_secret_that_others_can_read_is_told_of() {
+    let lab = Lab::new();
+    lab.write("token", "0123456789abcdef0123\n");
+    let told = |mode| {
+        std::fs::set_permissions(lab.path("token"), std::fs::Permissions::from_mode(mode)).unwrap();
+        let args = ["agent", "--controller", "127.0.0.1:9", "--token-file", "token", "--call-limit-s", "1"];
+        lab.lockstep(&args).expect(5).stderr.contains("chmod 600 token")
+    };
+    assert_eq!([0o600, 0o640, 0o604].map(told), [false, true, true]);
 }
 
 #[test]

@@ -368,7 +368,7 @@ impl Life<'_> {
 
     fn clock(&mut self) {
         let now = Instant::now();
-        if self.welcome && now >= self.beat_at + self.beat {
+        if self.welcome && now.duration_since(self.beat_at) >= self.beat {
             self.beat_at = now;
             let done = self.done.1;
             self.tell(&FromAgent::Beat { done });
@@ -376,10 +376,10 @@ impl Life<'_> {
         if !self.running.is_empty() {
             self.met_at = now;
         }
-        if let Some(patience) = self.agent.patience.filter(|patience| now > self.met_at + *patience) {
+        if let Some(patience) = self.agent.patience.filter(|patience| now.duration_since(self.met_at) > *patience) {
             self.ended = Some(Ended::Alone(patience.as_secs(), self.complaint.clone()));
         }
-        if !self.welcome && !self.running.is_empty() && now > self.alive_at + self.agent.idle {
+        if !self.welcome && !self.running.is_empty() && now.duration_since(self.alive_at) > self.agent.idle {
             let n = self.running.len();
             (self.say)(&format!(
                 "no controller and no step for {} s: the {n} ranks of this host are ended (--idle-limit-s)",

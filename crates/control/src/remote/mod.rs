@@ -34,8 +34,23 @@ use crate::wire::ToRank;
 pub const VERSION: u32 = 2;
 /// Bytes of one word at most.
 pub const WORD_MAX: usize = 16 << 20;
+/// A host's name is at most so long.
+const NAME_MAX: usize = 128;
 /// Words that may wait for a link that takes none.
 const WAITING_MAX: usize = 4096;
+
+/// Whether a host may be called so: letters, digits, `.`, `-` and `_`.
+///
+/// # Errors
+/// That it may not; the remedy.
+pub fn host_name(name: &str) -> Result<(), String> {
+    let good = |c: char| c.is_ascii_alphanumeric() || ['.', '-', '_'].contains(&c);
+    let named = name.chars().any(|c| c.is_ascii_alphanumeric());
+    if named && name.len() <= NAME_MAX && name.chars().all(good) {
+        return Ok(());
+    }
+    Err(format!("{name:?} is no host's name: 1 to {NAME_MAX} letters, digits, `.`, `-` or `_`; give another --host"))
+}
 
 /// The agent's first word after the handshake.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]

@@ -14,7 +14,7 @@ use policy::Process;
 use super::frame::{Opener, Sealer};
 use super::handshake::{self, ANSWER, Key, LinkKeys};
 use super::host::{Host, Link};
-use super::{FromAgent, Here, Order, ToAgent, WAITING_MAX, WORD_MAX};
+use super::{FromAgent, Here, Order, ToAgent, WAITING_MAX, WORD_MAX, host_name};
 use crate::agent::{Agents, Heard, News, token};
 use crate::wire::{FabricSpec, FromRank, ToRank};
 
@@ -22,8 +22,6 @@ use crate::wire::{FabricSpec, FromRank, ToRank};
 const HELLO: Duration = Duration::from_secs(3);
 /// Callers that may be introducing themselves at once; more are turned away.
 const CALLERS_MAX: usize = 64;
-/// A host's name is at most so long.
-const NAME_MAX: usize = 128;
 /// Where none of several agents is heard this side waits so long for them: more likely it is cut off itself, and ranks step on.
 const DEAF: Duration = Duration::from_secs(30);
 /// Callers that were turned away and told of one by one; then only every power of two.
@@ -472,8 +470,8 @@ impl State {
 /// Why an agent cannot be here.
 fn refusal(state: &State, here: &Here, silence: Duration) -> Option<String> {
     let name = &here.host;
-    if name.is_empty() || name.len() > NAME_MAX || name.chars().any(char::is_control) {
-        return Some(format!("a host's name has 1 to {NAME_MAX} characters; give another --host"));
+    if let Err(reason) = host_name(name) {
+        return Some(reason);
     }
     if here.slots == 0 {
         return Some(format!("host {name} has no place for a rank; give --ranks 1 or more"));

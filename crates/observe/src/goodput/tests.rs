@@ -154,9 +154,17 @@ fn the_window_sees_the_end() {
 #[test]
 fn a_log_is_read_with_its_damage() {
     let lines = [step(1, 1.0).to_line(1.5), "{\"kind\":\"from later\"}".into(), step(2, 1.0).to_line(2.5)];
-    let (all, window, unread) = of_log(lines.iter().map(String::as_str), 1.0);
+    let OfLog { all, window, unread, holes } = of_log(lines.iter().map(String::as_str), 1.0);
     is(&all, &[(Class::Startup, 0.5), (Class::Train, 2.0)]);
-    assert_eq!((window.wall_s, unread), (1.0, 1));
+    assert_eq!((window.wall_s, unread, holes), (1.0, 1, vec![]));
+}
+
+#[test]
+fn a_log_that_lost_lines_lacks_steps() {
+    // The first session resumed after step 2; steps 4, 7 and 8 are nowhere, 5 was lost once and told the second time.
+    let told = [(3, 1.0), (6, 4.0), (5, 6.0), (6, 7.0), (9, 10.0)];
+    let lines: Vec<_> = told.iter().map(|(n, at)| step(*n, 1.0).to_line(*at)).collect();
+    assert_eq!(of_log(lines.iter().map(String::as_str), 1.0).holes, [(4, 4), (7, 8)]);
 }
 
 #[test]

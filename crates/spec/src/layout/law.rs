@@ -154,6 +154,7 @@ impl Law<'_> {
             ("layout.exchange_timeout_ms", Some(r.exchange_timeout_ms)),
             ("cluster.ranks_per_host", r.ranks_per_host),
         ];
+        crate::guard::at_most_a_year("layout.exchange_timeout_ms", r.exchange_timeout_ms as u64)?;
         match keys.into_iter().find(|(_, value)| *value == Some(0)) {
             Some((key, _)) => Err(self.broken(format!("{key} = 0"), format!("set {key} to at least 1"))),
             None => Ok(()),

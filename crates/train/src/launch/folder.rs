@@ -349,6 +349,9 @@ impl RunFolder {
                 "checked_by_spares": { "steps": s.checked_by_spares.0, "leaves": s.checked_by_spares.1 },
                 "ranks": s.ranks,
             }),
+            Err(TrainError::Stopped(text)) => {
+                serde_json::json!({ "schema": events::SCHEMA, "ended": "stopped", "reason": text })
+            }
             Err(e) => serde_json::json!({ "schema": events::SCHEMA, "ended": "failed", "reason": e.to_string() }),
         };
         let text = serde_json::to_string_pretty(&value).map_err(|e| TrainError::Internal(e.to_string()))? + "\n";

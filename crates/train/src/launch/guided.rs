@@ -183,12 +183,23 @@ pub(super) fn supervise(guided: Guided, observe: &mut dyn FnMut(&Event)) -> Resu
             Err(RecvTimeoutError::Timeout | RecvTimeoutError::Disconnected) => {}
         }
         controller.tick(agents, observe);
-        if !stopping && request.stop.load(Ordering::Relaxed) {
-            stopping = true;
-            controller.ask_stop(agents, observe);
-        }
+        let stop = request.stop.load(Ordering::Relaxed);
         if let Some(end) = controller.end() {
             break end.clone();
+        }
+        if stop && request.hosts.is_some() && controller.is_idle() {
+            // Agents may never come, and nobody holds anything. The journal says nothing of a stop: the same command waits again.
+            let from = if controller.generation() == 0 { "" } else { " from the newest checkpoint" };
+            let text = format!("stopped on request while no rank was at work; the same command goes on{from}");
+            agents.end(3, &text);
+            if let Some(lease) = lease {
+                lease.give_back();
+            }
+            return Err(TrainError::Stopped(text));
+        }
+        if !stopping && stop {
+            stopping = true;
+            controller.ask_stop(agents, observe);
         }
         if let Some((generation, recipe)) = changed.take_if(|(generation, _)| controller.generation() > *generation) {
             for set in recipe {

@@ -136,7 +136,7 @@ pub(super) fn seize(
             return Err(at_work(holder));
         }
         if stop.load(Ordering::Relaxed) {
-            return Err(TrainError::BadInput(format!("asked to stop while {holder} was at work")));
+            return Err(TrainError::Stopped(format!("stopped on request while {holder} was at work")));
         }
         if !std::mem::replace(&mut told, true) {
             let text =
