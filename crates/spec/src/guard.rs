@@ -138,3 +138,23 @@ fn law(guard: &Guard) -> Result<(), SpecError> {
     }
     Ok(())
 }
+
+#[cfg(test)]
+mod tests {
+    use crate::Run;
+
+    #[test]
+    fn a_time_is_at_most_a_year() {
+        let text =
+            "[model]\npreset = \"nano\"\n[data]\nsource = \"synthetic\"\n[train]\nsteps = 10\nbatch = 8\nseq = 16\n";
+        let parse = |set: String| Run::parse(text, "t", &[set], 1).map(drop).map_err(|e| e.to_string());
+        let ms = ["guard.heartbeat_timeout_ms", "layout.exchange_timeout_ms", "checkpoint.stagger_ms"];
+        for (key, most) in
+            ms.map(|key| (key, 31_536_000_000_u64)).into_iter().chain([("guard.restarts_window_s", 31_536_000)])
+        {
+            assert_eq!(parse(format!("{key}={most}")), Ok(()));
+            let refused = parse(format!("{key}={}", most + 1)).unwrap_err();
+            assert!(refused.contains(key) && refused.contains("more than a year"), "{refused}");
+        }
+    }
+}
