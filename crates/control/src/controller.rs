@@ -219,6 +219,11 @@ impl<'a> Controller<'a> {
         }
     }
 
+    /// The first step that an injected fault may have spoilt which nobody noticed.
+    pub fn unseen(&self) -> Option<u64> {
+        self.repairs.unseen()
+    }
+
     /// What was changed of what the run is since this was asked last, with its run file; of one that was rebuilt, by its journal.
     pub fn interventions(&mut self) -> Vec<(Intervention, String)> {
         std::mem::take(&mut self.interventions)

@@ -6,7 +6,7 @@
 //! `slow:R@SxF[:N]` (F times as slow for N steps, else to the end), `partition:A-B@S`, `controller@S`,
 //! `clock:+3600@S`, `clock:-60@S` (the wall clock jumps by so many seconds, as every process of the run reads it), `random:seed=7,every=5s`. R is a rank of the run's layout, S a step.
 
-use spec::Run;
+use spec::{Coords, Run};
 
 use crate::fault::{Fault, FaultKind, Moment};
 
@@ -117,19 +117,20 @@ impl Injection {
             }
             let every = run.guard.recompute_every;
             let step = fault.step;
-            if fault.kind == FaultKind::FlipGradient && !(every > 0 && step.is_multiple_of(every)) {
+            let checked = every > 0 && (step.is_multiple_of(every) || step == steps);
+            if fault.kind == FaultKind::FlipGradient && !checked {
                 return Err(format!(
                     "--inject: nobody would notice {fault}: guard.recompute_every = {every} computes no gradient of step {step} \
                      twice; set it to 1, or to a divisor of {step}"
                 ));
             }
-            // What goes on for ever the next check finds.
+            // What goes on for ever the next check finds; the last step is always one.
             // So do spares, after the next checkpoint.
             let spares = run.guard.spares > 0
                 && run.guard.spares_check
                 && run.layout.group == 1
                 && run.checkpoint.every.is_none_or(|n| n > 0 && (step - 1).max(1).next_multiple_of(n) < steps);
-            if fault.kind == FaultKind::FlipDevice && !spares && (every == 0 || step.next_multiple_of(every) > steps) {
+            if fault.kind == FaultKind::FlipDevice && !spares && every == 0 {
                 return Err(format!(
                     "--inject: nobody would notice {fault}: guard.recompute_every = {every} computes no gradient of steps {step} to \
                      {steps} twice; set it to 1, or to a divisor of {step}, or set guard.spares and checkpoint.every"
@@ -142,12 +143,48 @@ impl Injection {
                     run.layout.dp, run.layout.group
                 ));
             }
+            if fault.kind == FaultKind::FlipDevice
+                && !spares
+                && let Some((all, check)) = self.alike(run, fault)
+            {
+                let named: Vec<_> = all.iter().map(ToString::to_string).collect();
+                return Err(format!(
+                    "--inject: nobody would notice {}: when guard.recompute_every = {every} checks step {check} all ranks that compute \
+                     the same gradients (layout.dp = {}) err alike; leave one of them sound, raise layout.dp, or set guard.spares and \
+                     checkpoint.every",
+                    named.join(" and "),
+                    run.layout.dp
+                ));
+            }
             if matches!(fault.kind, FaultKind::Partition { .. }) && peer == fault.rank {
                 return Err(format!("--inject: {fault} can never strike: a rank sends nothing to itself"));
             }
         }
         self.clock.iter().try_for_each(|(step, seconds)| of_step(&format!("clock:{seconds:+}@{step}"), *step))?;
         self.controller.iter().try_for_each(|step| of_step(&format!("controller@{step}"), *step))
+    }
+}
+
+impl Injection {
+    /// The broken devices, of which `first` is the first, that stand for each other when `first` could be found, if all of those
+    /// there are err by then; and the step of that check.
+    fn alike(&self, run: &Run, first: &Fault) -> Option<(Vec<&Fault>, u64)> {
+        let layout = &run.layout;
+        let check = first.step.next_multiple_of(run.guard.recompute_every.max(1)).min(run.train.steps);
+        let place = |rank: usize| {
+            let at = layout.coords(rank);
+            Coords { dp: at.dp % layout.group, ..at }
+        };
+        let replaced = |of: &Fault| {
+            let ends = |f: &Fault| matches!(f.kind, FaultKind::Kill | FaultKind::Stop) && f.rank == of.rank;
+            self.faults.iter().any(|f| ends(f) && f.step > of.step && f.step <= check)
+        };
+        let errs = |rank: usize| {
+            let device = |f: &&Fault| f.kind == FaultKind::FlipDevice && f.rank as usize == rank;
+            self.faults.iter().filter(device).find(|f| (first.step..=check).contains(&f.step) && !replaced(f))
+        };
+        let peers = (0..layout.world()).filter(|rank| place(*rank) == place(first.rank as usize));
+        peers.map(errs).collect::<Option<Vec<_>>>().map(|all| (all, check))
     }
 }
 
@@ -306,6 +343,20 @@ mod tests {
         assert!(check("controller@11", "layout.dp=2", 0).is_err());
         let device = |dp: &str| check("flip:0@3:device", dp, 0).unwrap_err();
         assert!(device("layout.dp=2").contains("guard.recompute_every = 0"));
+        let twice = |inject: &str, dp: usize| {
+            let sets = [format!("layout.dp={dp}"), "guard.recompute_every=4".into(), "grid.dp=4".into()];
+            Injection::parse(inject).unwrap().check(&Run::parse(text, "t", &sets, 1).unwrap(), 0)
+        };
+        let error = twice("flip:0@5:device,flip:1@6:device", 2).unwrap_err();
+        let named = ["of rank 0 in step 5 and", "of rank 1 in step 6", "checks step 8", "layout.dp = 2"];
+        assert!(named.iter().all(|part| error.contains(part)), "{error}");
+        // One is found before the other errs, or is gone; or a third knows better.
+        assert_eq!(twice("flip:0@5:device,flip:1@9:device", 2), Ok(()));
+        assert_eq!(twice("flip:0@5:device,flip:1@6:device,kill:0@7", 2), Ok(()));
+        assert_eq!(twice("flip:0@5:device,flip:1@5:device", 4), Ok(()));
+        // The last step is always checked.
+        assert_eq!((twice("flip:0@9:device", 2), twice("flip:0@10:gradient", 2)), (Ok(()), Ok(())));
+        assert!(twice("flip:0@9:device,flip:1@10:device", 2).unwrap_err().contains("checks step 10"));
         assert!(check("partition:1-1@3", "layout.dp=2", 0).unwrap_err().contains("itself"));
         assert_eq!(check("", "layout.dp=1", 0), Ok(()));
     }

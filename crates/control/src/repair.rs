@@ -201,6 +201,21 @@ impl Repairs {
         self.struck.iter_mut().filter(full).for_each(|s| s.repaired = true);
     }
 
+    /// The first step that a fault which nobody noticed may have spoilt, with all that came after it.
+    pub fn unseen(&self) -> Option<u64> {
+        let spoils = |kind| {
+            matches!(
+                kind,
+                FaultKind::FlipMoment
+                    | FaultKind::FlipWeight
+                    | FaultKind::FlipMessage
+                    | FaultKind::FlipGradient
+                    | FaultKind::FlipDevice
+            )
+        };
+        self.struck.iter().filter(|s| !s.detected && spoils(s.fault.kind)).map(|s| s.fault.step).min()
+    }
+
     /// The run is over and well; were all faults that struck seen and repaired?
     ///
     /// # Errors
@@ -303,6 +318,20 @@ mod tests {
         repairs.checkpoint_failed(15);
         repairs.checkpoint_written();
         assert_eq!(repairs.account(), Ok(()));
+    }
+
+    #[test]
+    fn what_nobody_noticed_has_a_first_step() {
+        let mut repairs = Repairs::default();
+        repairs.fired(Fault { rank: 0, step: 3, kind: FaultKind::DiskFull }, 0.1);
+        assert_eq!(repairs.unseen(), None, "it spoils no state");
+        [9, 7].iter().for_each(|step| repairs.fired(Fault { rank: 1, step: *step, kind: FaultKind::FlipDevice }, 0.1));
+        assert_eq!(repairs.unseen(), Some(7));
+        let trouble = Trouble { id: 1, kind: "exit".into(), rank: Some(1), host: None, step: 9, detail: String::new() };
+        for _ in 0..2 {
+            repairs.trouble(&trouble, 1.0, None);
+        }
+        assert_eq!(repairs.unseen(), None);
     }
 
     #[test]

@@ -98,6 +98,9 @@ pub enum TrainError {
         /// Its words.
         reason: String,
     },
+    /// A fault that was asked for was not noticed; what there is to go on from.
+    #[error("{0}")]
+    Unseen(String),
     /// A rank ended without finishing.
     #[error("rank {rank} ended without finishing: {reason}")]
     RankDied {

@@ -124,6 +124,7 @@ pub fn run(job: &Job, endpoint: Endpoint, start: Start, sink: &dyn Fn(Said)) -> 
         from_peers: loaded.from_peers,
         clock: Watcher::new(job.pulse.wall.clone()),
         recheck_at: job.recheck.then_some(loaded.step + 1),
+        stops: false,
         open_at: loaded.open.then_some(loaded.step),
     };
     rank_run.saver.open_store(&job.run)?;
@@ -186,6 +187,8 @@ struct RankRun<'a> {
     clock: Watcher,
     /// The step that is checked in any case.
     recheck_at: Option<u64>,
+    /// A stop was asked for and waits for a step that is checked.
+    stops: bool,
     /// The step whose checkpoint an earlier world may have written.
     open_at: Option<u64>,
 }
@@ -250,13 +253,14 @@ impl RankRun<'_> {
                     ended = Ended::Exhausted(last);
                     break;
                 }
-                let stop = self.step(step)?;
+                let checked = self.checks(step);
+                let asked = self.step(step)?;
                 last = step;
                 (self.step, self.best_at_step) = (step, self.best);
                 self.job.pulse.step.store(step, Ordering::Relaxed);
-                stop
+                self.stops_after(step, asked, checked)
             } else {
-                from.stop
+                self.stops_after(step, from.stop, false)
             };
             if self.job.profiling.as_ref().is_some_and(|p| p.last == step) {
                 self.hand_over_spans();
@@ -297,6 +301,26 @@ impl RankRun<'_> {
         Ok(ended)
     }
 
+    /// Other ranks check the gradients of `step`. All that may be the run's last are among them: what it leaves behind was checked.
+    fn checks(&self, step: u64) -> bool {
+        let (train, every) = (&self.job.run.train, self.job.run.guard.recompute_every);
+        let validates = train.eval_every > 0 && step.is_multiple_of(train.eval_every);
+        let may_end = validates && train.patience > 0 && self.best.since + 1 >= train.patience;
+        let due = every > 0 && (step.is_multiple_of(every) || step == train.steps || may_end);
+        due || self.recheck_at == Some(step)
+    }
+
+    /// Whether the run stops after `step`, if that was `asked` for. After one that nobody checked it takes one more, which is checked.
+    /// All ranks come to the same, by the vote.
+    fn stops_after(&mut self, step: u64, asked: bool, checked: bool) -> bool {
+        self.stops |= asked;
+        let waits = self.stops && !checked && self.job.run.guard.recompute_every > 1;
+        if waits {
+            self.recheck_at = Some(step + 1);
+        }
+        self.stops && !waits
+    }
+
     /// One training step; true if a stop was asked for.
     fn step(&mut self, step: u64) -> Result<bool, TrainError> {
         let run = &self.job.run;
@@ -319,8 +343,7 @@ impl RankRun<'_> {
             Outcome::Step(decision) => Ok(decision),
             Outcome::Eval(_) => Err(TrainError::Internal("a training program gave no decision".into())),
         };
-        let every = run.guard.recompute_every;
-        let checked = every > 0 && step.is_multiple_of(every) || self.recheck_at == Some(step);
+        let checked = self.checks(step);
         self.executor.recheck =
             if checked { Recheck::first(leaves::shifts(&run.grid, &run.layout)) } else { Recheck::default() };
         self.executor.writer = self.saver.due(step).then(|| self.saver.word(run));

@@ -267,6 +267,14 @@ fn a_device_that_always_errs_is_found_by_another_rank_and_replaced() {
         Lab::new().train("out", &["--inject", "flip:1@8:device"], &[&["train.steps=24"], sets].concat()).expect(2)
     };
     refused(&["layout.dp=2"]).says(&["nobody would notice flip device of rank 1", "guard.recompute_every = 0"]);
+    let both = ["--inject", "flip:0@5:device,flip:1@5:device"];
+    let sets = ["layout.dp=2", "guard.recompute_every=4", "train.steps=24"];
+    Lab::new()
+        .train("out", &both, &sets)
+        .expect(2)
+        .says(&["flip device of rank 0 in step 5 and flip device of rank 1"]);
+    // The last step is checked in any case.
+    injected("flip:1@22:device", 1, &["layout.dp=4", "guard.recompute_every=20"]);
     refused(&["layout.pp=2", "guard.recompute_every=1"]).says(&["nobody would notice", "raise layout.dp"]);
 }
 

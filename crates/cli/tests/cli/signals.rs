@@ -63,6 +63,20 @@ fn sigterm_stops_threads_after_a_checkpoint() {
     stop_and_go_on(Signal::TERM, &[], &["layout.pp=2"]);
 }
 
+/// A device errs, and no check comes before the stop: the run takes one more step, which is checked, and leaves nothing spoilt.
+#[test]
+fn a_stop_waits_for_a_checked_step() {
+    let lab = Lab::new();
+    let sets = [STEPS, "layout.dp=4", "guard.recompute_every=250", "checkpoint.every=0"];
+    let mut run = lab.start_train("out", &["--inject", "flip:1@3:device"], &sets);
+    run.wait_for_step(8);
+    run.signal(Signal::TERM);
+    let out = run.end().expect(3);
+    assert!(out.stdout.contains("broken device of rank 1"), "{out}");
+    let out = lab.train("out", &["--resume"], &[STEPS]).expect(0);
+    assert_eq!(out.digest(), uninterrupted());
+}
+
 #[test]
 fn a_signal_to_every_process_stops_as_one_to_the_parent() {
     // Ctrl-C at a terminal, `timeout` and service managers signal the whole group.

@@ -107,8 +107,8 @@ impl Policy {
     pub(super) fn go_back(&mut self) -> bool {
         let Some(back) = self.suspect.take() else { return false };
         self.saves.go(&back);
-        let (first, last, from) = (back.first, self.reached, back.name());
-        self.why_saved = format!("steps {first} to {last} may be spoilt and are computed again, from {from}: ");
+        let (first, last) = (back.first, self.reached);
+        self.why_saved = format!("steps {first} to {last} may be spoilt and are computed again, ");
         true
     }
 
@@ -265,6 +265,7 @@ impl Policy {
 
     fn place(&mut self, now: u64, run: Run, available: Vec<Process>) {
         let size = run.layout.world();
+        let ended = self.left_world();
         let generation = self.world().map_or(0, |w| w.generation) + 1;
         let mut places: Vec<Option<Process>> = vec![None; size];
         let mut rest: Vec<Process> = Vec::new();
@@ -299,13 +300,10 @@ impl Policy {
                     let text = format!("state of step {step} from {here} of the {all} ranks before");
                     (Origin::Peers { generation, before, holders, step, forward }, text)
                 } else {
-                    (
-                        newest(),
-                        format!("nobody holds {}: the newest checkpoint, or the start", lost.unwrap_or_default()),
-                    )
+                    (newest(), format!("nobody holds {}: from {}", lost.unwrap_or_default(), self.saves.name()))
                 }
             }
-            Next::Saved => (newest(), format!("{}the newest checkpoint, or the start", self.why_saved)),
+            Next::Saved => (newest(), format!("{}from {}", self.why_saved, self.saves.name())),
         };
         let shape = match size.cmp(&self.wanted.layout.world()) {
             std::cmp::Ordering::Less => format!("{} of {} ranks, over the same grid", size, self.wanted.layout.world()),
@@ -320,6 +318,7 @@ impl Policy {
             self.reached = self.saves.newest_step();
         }
         self.saves.goes_on(self.reached);
+        let unseen = self.unseen(&ended);
         self.phase = Phase::Running;
         (self.counted, self.suspicion) = (false, None);
         self.by_themselves.clear();
@@ -331,9 +330,36 @@ impl Policy {
         for process in self.hosts.available() {
             self.hosts.set(process, Doing::Ready);
         }
-        self.act(Action::Form(world), format!("{shape}; {from}"));
+        self.act(Action::Form(world), format!("{shape}; {from}{unseen}"));
         if self.stopping {
             self.act(Action::AskStop, "somebody asked the run to stop");
+        }
+    }
+
+    /// The ranks of the world before whose processes are gone, where some of its steps are checked and others not.
+    fn left_world(&self) -> Vec<u32> {
+        if checks_every(self.run()) < 2 {
+            return Vec::new();
+        }
+        let gone = |(_, process): &(u32, Process)| *self.hosts.doing(*process) == Doing::Gone;
+        (0..).zip(self.members()).filter(gone).map(|(rank, _)| rank).collect()
+    }
+
+    /// That what the ranks `ended` made since the last check nobody can check any more, and the run goes on with it.
+    fn unseen(&self, ended: &[u32]) -> String {
+        match self.saves.back(self.reached + 1, self.reached) {
+            Some(back) if !ended.is_empty() => {
+                let whose = match ended {
+                    [rank] => format!("rank {rank}"),
+                    ranks => format!("ranks {ranks:?}"),
+                };
+                format!(
+                    "; steps {} to {} of {whose} were not checked before it ended, nobody can check them now: guard.recompute_every = 1 \
+                     checks every step",
+                    back.first, self.reached
+                )
+            }
+            _ => String::new(),
         }
     }
 

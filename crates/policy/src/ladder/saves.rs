@@ -28,7 +28,7 @@ impl Back {
     pub fn name(&self) -> String {
         match &self.to {
             Some((step, _)) => format!("the checkpoint of step {step}"),
-            None => "the start of the run: there is no checkpoint from before them".into(),
+            None => "the start of the run, as there is no checkpoint from before them".into(),
         }
     }
 }
@@ -47,6 +47,14 @@ impl Saves {
     /// The step of the newest checkpoint, or of the start.
     pub fn newest_step(&self) -> u64 {
         self.newest().map_or(0, |(step, _)| *step)
+    }
+
+    /// What the run goes on from if nobody holds its state, for the person.
+    pub fn name(&self) -> String {
+        match self.newest() {
+            Some((step, _)) => format!("the checkpoint of step {step}"),
+            None => "the start of the run".into(),
+        }
     }
 
     /// The step of the newest one up to the last check.

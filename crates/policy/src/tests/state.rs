@@ -224,6 +224,24 @@ fn what_was_checked_before_the_run_went_back_is_not_checked_after_it() {
     }
 }
 
+#[test]
+fn what_nobody_can_check_any_more_is_said_once() {
+    let said = |sets: &[&str], step| {
+        let mut desk = Desk::running(sets, step);
+        let new = spawns(&desk.exits(1))[0];
+        [0, 2, 3].iter().for_each(|p| drop(desk.says(*p, at(step), Cause::Aborted)));
+        formed(&desk.on(Input::Ready { process: new }));
+        let all: Vec<_> = desk.seen.iter().filter(|d| d.reason.contains("not checked")).collect();
+        assert!(all.len() < 2, "{all:?}");
+        all.first().map(|d| d.reason.clone())
+    };
+    let text = said(&["layout.dp=4", "guard.recompute_every=4"], 7).unwrap();
+    assert!(text.contains("; steps 5 to 7 of rank 1 were not checked before it ended"), "{text}");
+    assert_eq!(said(&["layout.dp=4", "guard.recompute_every=4"], 8), None);
+    assert_eq!(said(&["layout.dp=4", "guard.recompute_every=1"], 7), None);
+    assert_eq!(said(&["layout.dp=4"], 7), None);
+}
+
 /// Fewer go on for a while, and none of them has another one's state: that they agree with themselves is no check.
 #[test]
 fn a_step_that_ranks_could_only_check_themselves_is_not_checked() {
@@ -274,7 +292,7 @@ fn without_a_checkpoint_from_before_the_run_begins_again_and_says_so() {
     let (out, world) = found_broken(&mut desk, || Cause::Broken { step: 8, ranks: vec![2] });
     assert!(out.contains(&Action::Distrust { after: 0 }), "{out:?}");
     assert_eq!((world.origin, desk.policy.reached()), (Origin::Fresh, 0));
-    assert!(desk.seen.last().unwrap().reason.contains("there is no checkpoint from before them"));
+    assert!(desk.seen.last().unwrap().reason.contains("are computed again, from the start of the run"));
     // Also where the run ends by it: nobody goes on from what is spoilt.
     let mut desk = Desk::running(&["layout.dp=4", "guard.recompute_every=4", "guard.restarts_max=0"], 7);
     let (out, _) = found_broken(&mut desk, || Cause::Broken { step: 8, ranks: vec![2] });

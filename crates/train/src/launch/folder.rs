@@ -328,6 +328,19 @@ impl RunFolder {
         }
     }
 
+    /// What there is to go on from where `step` and all that follow it may be spoilt.
+    pub fn before(&self, step: u64) -> String {
+        let sound = checkpoint::newest_before(&self.checkpoints(), step).ok().and_then(|newest| newest.checkpoint);
+        let spoilt = format!("checkpoints of step {step} and later ones may be spoilt");
+        match sound {
+            Some(sound) => {
+                let sound = sound.meta().step;
+                format!("{spoilt}: move them away before --resume, which then goes on after step {sound}")
+            }
+            None => format!("{spoilt}, and there is none from before: start the run again in another --run-dir"),
+        }
+    }
+
     /// Writes `summary.json`.
     ///
     /// # Errors

@@ -273,7 +273,10 @@ pub(super) fn supervise(guided: Guided, observe: &mut dyn FnMut(&Event)) -> Resu
         Ended::Stopped(_) => Ok(()),
         Ended::Finished | Ended::Exhausted(_) => controller.account(),
     };
-    account.map(|()| ended).map_err(|reason| TrainError::Rank { code: 70, reason })
+    account.map(|()| ended).map_err(|reason| match controller.unseen() {
+        Some(step) => TrainError::Unseen(format!("{reason}; {}", folder.before(step))),
+        None => TrainError::Rank { code: 70, reason },
+    })
 }
 
 fn shown(path: &Path) -> String {
