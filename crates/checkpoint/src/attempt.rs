@@ -2,7 +2,8 @@
 //!
 //! An attempt has a folder of its own, `writing-TOKEN`, in which nothing is ever taken for a checkpoint. When every writer's
 //! part is there, the manifest is written, last, and the folder of the step is renamed into its place at once. So an attempt
-//! that dies anywhere, or whose writers belong to a world that is gone, touches no checkpoint and no other attempt.
+//! that dies anywhere, or whose writers belong to a world that is gone, touches no checkpoint and no other attempt. One of a
+//! timeline that is no more ([`Timeline`]) becomes none.
 
 use std::fs;
 use std::io;
@@ -16,7 +17,10 @@ use crate::commit::commit_to;
 use crate::error::CheckpointError;
 use crate::folder::{discard, has_manifest, step_dir};
 use crate::manifest::{FileEntry, Meta};
+use crate::read::Checkpoint;
 use crate::storage::{Disk, Storage, write_whole};
+use crate::store::set_aside;
+use crate::timeline::{Timeline, lock};
 use crate::write::{PieceRef, write_pieces_to};
 
 /// How attempts' folders begin.
@@ -38,6 +42,17 @@ pub struct Attempt {
     pub token: u64,
     /// Writers that leave a part.
     pub writers: usize,
+    /// The timeline that the step is of; of the committer.
+    pub timeline: Timeline,
+}
+
+/// What came of an attempt.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Committed {
+    /// The folder of the checkpoint.
+    pub path: PathBuf,
+    /// Where another checkpoint of the step is now that was in its place.
+    pub aside: Option<PathBuf>,
 }
 
 impl Attempt {
@@ -77,10 +92,7 @@ impl Attempt {
     ) -> Result<(), CheckpointError> {
         let folder = step_dir(&self.base(), self.step);
         let created = storage.create_dir(&folder).map_err(CheckpointError::io("create", folder));
-        let written = created.and_then(|()| {
-            self.free()?;
-            write_pieces_to(storage, &self.base(), self.step, tensors, tp, pieces)
-        });
+        let written = created.and_then(|()| write_pieces_to(storage, &self.base(), self.step, tensors, tp, pieces));
         let left = written.and_then(|files| self.leave(storage, writer, &Ok(files)));
         left.inspect_err(|error| self.fail_to(storage, writer, &error.to_string()))
     }
@@ -109,13 +121,16 @@ impl Attempt {
         })
     }
 
-    /// That the step has no checkpoint yet.
-    fn free(&self) -> Result<(), CheckpointError> {
-        let path = step_dir(&self.root, self.step);
-        match has_manifest(&path) {
-            true => Err(CheckpointError::Exists { step: self.step, path }),
-            false => Ok(()),
-        }
+    /// Whether the step has a checkpoint already, good and of just these files.
+    fn is_there(&self, files: &[FileEntry]) -> bool {
+        let place = step_dir(&self.root, self.step);
+        let by_name = |files: &[FileEntry]| {
+            let mut files = files.to_vec();
+            files.sort_by(|a, b| a.name.cmp(&b.name));
+            files
+        };
+        let same = |known: &Checkpoint| by_name(known.files()) == by_name(files) && known.verify().good();
+        has_manifest(&place) && Checkpoint::open_alone(&place).is_ok_and(|known| same(&known))
     }
 
     /// Waits for the parts of all writers, not after `until`, nor once `given_up` says so and a last look found some missing.
@@ -149,11 +164,12 @@ impl Attempt {
         Ok(files)
     }
 
-    /// Makes the collected files the checkpoint of the step; returns its folder.
+    /// Makes the collected files the checkpoint of the step. One that is in its place stays if it is the same; if not, it is of a
+    /// state that the run has left, and is set aside.
     ///
     /// # Errors
-    /// As [`crate::commit`]; the attempt's files are then gone, and so is their space.
-    pub fn commit(&self, tensors: &[Tensor], meta: &Meta, files: Vec<FileEntry>) -> Result<PathBuf, CheckpointError> {
+    /// As [`crate::commit`], or [`CheckpointError::WentBack`]; the attempt's files are then gone, and so is their space.
+    pub fn commit(&self, tensors: &[Tensor], meta: &Meta, files: Vec<FileEntry>) -> Result<Committed, CheckpointError> {
         self.commit_to(&Disk, tensors, meta, files)
     }
 
@@ -167,25 +183,36 @@ impl Attempt {
         tensors: &[Tensor],
         meta: &Meta,
         files: Vec<FileEntry>,
-    ) -> Result<PathBuf, CheckpointError> {
+    ) -> Result<Committed, CheckpointError> {
         let place = step_dir(&self.root, self.step);
         let publish = || {
-            self.free()?;
+            let there = self.is_there(&files);
             let folder = commit_to(storage, &self.base(), tensors, meta, files)?;
             for writer in 0..self.writers {
                 let path = self.part(writer);
                 storage.remove(&path).map_err(CheckpointError::io("remove", path))?;
             }
-            // What an earlier life left there without a manifest means nothing.
-            if place.is_dir() {
+            let _lock = lock(&self.root);
+            if Timeline::of(&self.root) != self.timeline {
+                return Err(CheckpointError::WentBack { step: self.step });
+            }
+            if there && has_manifest(&place) {
+                return Ok(None);
+            }
+            let mut aside = None;
+            if has_manifest(&place) {
+                aside = Some(set_aside(&place)?);
+            } else if place.is_dir() {
+                // What an earlier life left there without a manifest means nothing.
                 discard(&self.root, self.step)?;
             }
             storage.rename(&folder, &place).map_err(CheckpointError::io("rename", folder))?;
-            storage.sync_dir(&self.root).map_err(CheckpointError::io("sync", &self.root))
+            storage.sync_dir(&self.root).map_err(CheckpointError::io("sync", &self.root))?;
+            Ok(aside)
         };
         let published = publish();
         self.abandon();
-        published.map(|()| place)
+        published.map(|aside| Committed { path: place, aside })
     }
 
     /// Removes the attempt's folder, if it is there. Best effort: it is never read as a checkpoint.

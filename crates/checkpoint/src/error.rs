@@ -134,6 +134,12 @@ pub enum CheckpointError {
         /// Its folder.
         path: PathBuf,
     },
+    /// The run is in another timeline now.
+    #[error("the run went back to an earlier step while step {step} was being written: it is no checkpoint")]
+    WentBack {
+        /// Step.
+        step: u64,
+    },
     /// What was written is not the state whose digest was taken.
     #[error(
         "the state written at step {step} has digest {written}, but the ranks agreed on {agreed}: it changed while it was written"

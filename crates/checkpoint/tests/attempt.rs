@@ -5,11 +5,11 @@ mod common;
 use std::fs;
 use std::time::{Duration, Instant};
 
-use checkpoint::{Attempt, Checkpoint, CheckpointError, MANIFEST, Snapshot, list, newest, step_dir};
+use checkpoint::{Attempt, Checkpoint, CheckpointError, MANIFEST, Snapshot, Timeline, go_back, list, newest, step_dir};
 use common::{NoSync, Rng, State};
 
 fn attempt(root: &std::path::Path, step: u64, token: u64) -> Attempt {
-    Attempt { root: root.into(), step, token, writers: 3 }
+    Attempt { root: root.into(), step, token, writers: 3, timeline: Timeline::of(root) }
 }
 
 fn soon() -> Instant {
@@ -34,7 +34,7 @@ fn three_writers_and_a_committer_make_the_same_checkpoint_as_one() {
         }
         let files = attempt.collect(Instant::now() + Duration::from_secs(20), &|| false).unwrap();
         let folder = attempt.commit_to(&NoSync, &state.tensors, &state.meta(4), files).unwrap();
-        assert_eq!(folder, step_dir(root.path(), 4));
+        assert_eq!((folder.path, folder.aside), (step_dir(root.path(), 4), None));
     });
     let found = Checkpoint::open(&step_dir(root.path(), 4)).unwrap();
     assert!(found.verify().good());
@@ -80,18 +80,62 @@ fn a_part_that_does_not_come_leaves_no_checkpoint_and_the_older_one() {
     assert_eq!(names, ["step-00000002", "step-00000004", "writing-mine"]);
 }
 
+/// All that one writer does.
+fn whole(attempt: &Attempt, state: &State) -> Result<checkpoint::Committed, CheckpointError> {
+    attempt.write_to(&NoSync, 0, &state.tensors, state.tp, &state.pieces()).unwrap();
+    let files = attempt.collect(soon(), &|| false).unwrap();
+    attempt.commit_to(&NoSync, &state.tensors, &state.meta(attempt.step), files)
+}
+
 #[test]
-fn a_step_that_has_a_checkpoint_is_not_written_again() {
+fn a_checkpoint_in_the_place_of_another_one_stays_if_it_is_the_same_and_else_is_set_aside() {
+    let (state, other) = (State::new(1, 5), State::new(1, 6));
+    let root = tempfile::tempdir().unwrap();
+    let one = |token| Attempt { writers: 1, ..attempt(root.path(), 4, token) };
+    let folder = whole(&one(1), &state).unwrap().path;
+    let before = fs::metadata(folder.join(MANIFEST)).unwrap().modified().unwrap();
+    assert_eq!(whole(&one(2), &state).unwrap().aside, None);
+    assert_eq!(fs::metadata(folder.join(MANIFEST)).unwrap().modified().unwrap(), before);
+    let aside = whole(&one(3), &other).unwrap().aside.unwrap();
+    assert!(Checkpoint::open(&aside).unwrap().verify().good());
+    let digest = |root: &std::path::Path| Checkpoint::open(&step_dir(root, 4)).unwrap().meta().digest.clone();
+    let wanted = tempfile::tempdir().unwrap();
+    other.save(wanted.path(), 4);
+    assert_eq!(digest(root.path()), digest(wanted.path()));
+    // One that is the same, but damaged, is no reason to stay.
+    let file = fs::read_dir(&folder).unwrap().map(|e| e.unwrap().path()).find(|p| !p.ends_with(MANIFEST)).unwrap();
+    let mut bytes = fs::read(&file).unwrap();
+    *bytes.last_mut().unwrap() ^= 1;
+    fs::write(&file, bytes).unwrap();
+    assert!(whole(&one(4), &other).unwrap().aside.is_some());
+    assert!(Checkpoint::open(&folder).unwrap().verify().good());
+}
+
+#[test]
+fn what_is_written_of_a_timeline_that_is_no_more_becomes_no_checkpoint() {
     let state = State::new(1, 5);
     let root = tempfile::tempdir().unwrap();
-    let folder = state.save(root.path(), 4);
-    let before = fs::read(folder.join(MANIFEST)).unwrap();
-    let attempt = Attempt { writers: 1, ..attempt(root.path(), 4, 1) };
-    let error = attempt.write_to(&NoSync, 0, &state.tensors, state.tp, &state.pieces()).unwrap_err();
-    assert!(matches!(error, CheckpointError::Exists { step: 4, .. }), "{error}");
-    let error = attempt.collect(soon(), &|| false).unwrap_err();
-    assert!(error.contains("already has a checkpoint"), "{error}");
-    assert_eq!(fs::read(folder.join(MANIFEST)).unwrap(), before);
+    let one = |step, token| Attempt { writers: 1, ..attempt(root.path(), step, token) };
+    let (early, late, never) = (one(2, 1), one(4, 2), one(6, 3));
+    whole(&early, &state).unwrap();
+    whole(&late, &state).unwrap();
+    never.write_to(&NoSync, 0, &state.tensors, state.tp, &state.pieces()).unwrap();
+    let files = never.collect(soon(), &|| false).unwrap();
+    assert_eq!(go_back(root.path(), 2).unwrap(), [4]);
+    let error = never.commit_to(&NoSync, &state.tensors, &state.meta(6), files).unwrap_err();
+    assert!(matches!(error, CheckpointError::WentBack { step: 6 }), "{error}");
+    assert!(matches!(whole(&one_of(&early, 4, 5), &state), Err(CheckpointError::WentBack { step: 4 })));
+    let steps = || list(root.path()).unwrap().into_iter().map(|(step, _)| step).collect::<Vec<_>>();
+    assert_eq!(steps(), [2]);
+    // The new one writes the same steps.
+    whole(&one(4, 6), &state).unwrap();
+    assert_eq!(steps(), [2, 4]);
+    assert_eq!(go_back(root.path(), 4).unwrap(), [0; 0]);
+}
+
+/// Another attempt of the same timeline.
+fn one_of(attempt: &Attempt, step: u64, token: u64) -> Attempt {
+    Attempt { step, token, ..attempt.clone() }
 }
 
 #[test]

@@ -104,7 +104,8 @@ pub enum Action {
         /// The resolved run file from then on.
         run_toml: String,
     },
-    /// Checkpoints of steps after this one are none any more: they are set aside, here and in the slower tier.
+    /// Checkpoints of steps after this one are none any more: they are set aside, here and in the slower tier, and what is being
+    /// written of them is not committed.
     Distrust {
         /// The last step that is good.
         after: u64,

@@ -81,6 +81,8 @@ pub struct Saved {
     pub bytes: u64,
     /// Seconds from the copy to the manifest, if it was written in the background.
     pub written_s: Option<f64>,
+    /// Where another checkpoint of the step is now that was in its place.
+    pub aside: Option<String>,
 }
 
 /// What the checkpoint of the state after `step` belongs to.
@@ -152,7 +154,7 @@ pub fn save(executor: &mut Executor, root: &Path, step: u64, best: &Best) -> Res
     endpoint.broadcast(world, 0, &mut verdict)?;
     let result: Result<(String, u64), String> =
         serde_json::from_slice(&verdict).map_err(|e| TrainError::Internal(e.to_string()))?;
-    Ok(result.map(|(path, bytes)| Saved { path, bytes, written_s: None }))
+    Ok(result.map(|(path, bytes)| Saved { path, bytes, written_s: None, aside: None }))
 }
 
 /// What follows the commit of `step`: the marker of the best one, and room for the next.

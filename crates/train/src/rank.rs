@@ -139,7 +139,11 @@ pub fn run(job: &Job, endpoint: Endpoint, start: Start, sink: &dyn Fn(Said)) -> 
             rank_run.finish();
             Ok(ended)
         }
-        Err(error) => Err(Ending { remains: Some(Box::new(rank_run.remains())), error }),
+        Err(error) => {
+            // What is on disk by now is there to go back to.
+            rank_run.saver.news().into_iter().for_each(|event| rank_run.say(event));
+            Err(Ending { remains: Some(Box::new(rank_run.remains())), error })
+        }
     }
 }
 

@@ -16,7 +16,7 @@ use std::time::{Duration, Instant};
 
 use checkpoint::interval::{Measured, steps_between};
 use checkpoint::store::{Store, Uploader};
-use checkpoint::{Attempt, Meta, Retention, Snapshot};
+use checkpoint::{Attempt, Committed, Meta, Retention, Snapshot, Timeline};
 use events::Event;
 use rustix::time::{ClockId, clock_gettime};
 use spec::Run;
@@ -52,6 +52,8 @@ enum Due {
 pub struct Saver {
     root: PathBuf,
     rank: usize,
+    /// That of this world: once the run has gone back nothing of it is committed any more.
+    timeline: Timeline,
     due: Due,
     stagger: Duration,
     spare: Snapshot,
@@ -153,6 +155,7 @@ impl Saver {
         Self {
             root: root.to_owned(),
             rank,
+            timeline: Timeline::of(root),
             due: config.every.map_or(Due::Auto(done + FIRST), Due::Multiples),
             stagger: Duration::from_millis(config.stagger_ms) * rank as u32,
             spare: Snapshot::default(),
@@ -303,7 +306,8 @@ impl Saver {
         let (loan, snapshot) = (executor.lend(), std::mem::take(&mut self.spare));
         let copied = loan.copied();
         let executor = &*executor;
-        let attempt = Attempt { root: self.root.clone(), step, token, writers: words.len() };
+        let (root, timeline) = (self.root.clone(), self.timeline.clone());
+        let attempt = Attempt { root, step, token, writers: words.len(), timeline };
         let [closing, void] = [(); 2].map(|()| Arc::new(AtomicBool::new(false)));
         let (tell, done) = channel();
         let task = Task {
@@ -380,7 +384,9 @@ impl Saver {
         match verdict {
             Some(Ok(saved)) => {
                 self.saved = step;
-                let Saved { path, bytes, written_s } = saved;
+                let Saved { path, bytes, written_s, aside } = saved;
+                let note = |aside| format!("another checkpoint of step {step} was in its place, it is in {aside} now");
+                self.news.extend(aside.map(|aside| Event::Notice { text: note(aside) }));
                 self.news.push(Event::Checkpoint { step, path, bytes, seconds: waited, written_s });
             }
             Some(Err(reason)) => {
@@ -417,8 +423,8 @@ impl Drop for Saver {
     fn drop(&mut self) {
         self.room_is_made();
         let Some(writing) = self.under_way.take() else { return };
-        // The world has ended. Its writers go on by themselves, as long as their processes do: what can be finished is, and the
-        // folder of an attempt is never taken for a checkpoint.
+        // The world has ended. Its writers go on by themselves, as long as their processes do: what can be finished is, unless
+        // the run goes back (`checkpoint::Timeline`), and the folder of an attempt is never taken for a checkpoint.
         writing.closing.store(true, Ordering::Relaxed);
     }
 }
@@ -475,18 +481,19 @@ impl Task {
                     return Err("a device has proved to be broken since its step".into());
                 }
                 let bytes = files.iter().map(|file| file.bytes).sum();
-                let path = attempt.commit(&tensors, &meta, files).map_err(|e| e.to_string())?;
-                Ok((path, bytes))
+                let Committed { path, aside } = attempt.commit(&tensors, &meta, files).map_err(|e| e.to_string())?;
+                Ok((path, bytes, aside))
             });
             let written_s = Some(began.elapsed().as_secs_f64());
             match committed {
-                Ok((path, bytes)) => {
+                Ok((path, bytes, aside)) => {
                     if let Some(uploader) = &uploader {
                         uploader.push(attempt.step, kept_for(&best));
                     }
                     let pending = uploader.map_or(Vec::new(), |uploader| uploader.pending());
                     persist::settle(&attempt.root, attempt.step, &run, &best, &pending);
-                    Ok(Saved { path: path.display().to_string(), bytes, written_s })
+                    let aside = aside.map(|aside| aside.display().to_string());
+                    Ok(Saved { path: path.display().to_string(), bytes, written_s, aside })
                 }
                 Err(reason) => {
                     attempt.abandon();

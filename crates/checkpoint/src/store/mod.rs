@@ -104,19 +104,32 @@ impl Store {
         }
     }
 
-    /// Sets the checkpoints of steps after `step` aside; these steps.
+    /// Sets the checkpoints of steps after `step` aside, in a folder as [`crate::go_back`]; these steps.
     ///
     /// # Errors
     /// [`CheckpointError::Io`]; what was set aside before it stays so.
     pub fn distrust(&self, step: u64) -> Result<Vec<u64>, CheckpointError> {
-        let after: Vec<u64> = self.steps()?.into_iter().filter(|there| *there > step).collect();
-        for step in &after {
-            match &self.place {
-                Place::Folder(root) => set_aside(&step_dir(root, *step)).map(drop)?,
-                Place::Objects(objects, place) => Remote { objects: &**objects, place }.distrust(*step)?,
+        match &self.place {
+            Place::Folder(root) => crate::go_back(root, step),
+            Place::Objects(objects, place) => {
+                let after: Vec<u64> = self.steps()?.into_iter().filter(|there| *there > step).collect();
+                let remote = Remote { objects: &**objects, place };
+                after.iter().try_for_each(|step| remote.distrust(*step))?;
+                Ok(after)
             }
         }
-        Ok(after)
+    }
+
+    /// Sets the checkpoint of `step` aside, if there is one.
+    ///
+    /// # Errors
+    /// [`CheckpointError::Io`].
+    pub(crate) fn set_one_aside(&self, step: u64) -> Result<(), CheckpointError> {
+        match &self.place {
+            Place::Folder(root) if has_manifest(&step_dir(root, step)) => set_aside(&step_dir(root, step)).map(drop),
+            Place::Folder(_) => Ok(()),
+            Place::Objects(objects, place) => Remote { objects: &**objects, place }.distrust(step),
+        }
     }
 
     /// Makes room: [`crate::retain`].

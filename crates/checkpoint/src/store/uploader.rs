@@ -9,6 +9,7 @@ use std::time::{Duration, Instant};
 use super::Store;
 use crate::folder::{Retention, step_dir};
 use crate::read::Checkpoint;
+use crate::timeline::Timeline;
 
 /// Pause after the first failure; it doubles up to [`PAUSE_MAX`].
 const PAUSE: Duration = Duration::from_secs(1);
@@ -186,8 +187,15 @@ impl Worker {
     /// `Err`: whether another try may help, and why.
     fn copy(&self, step: u64) -> Result<u64, (bool, String)> {
         let words = |e: crate::CheckpointError| (matches!(e, crate::CheckpointError::Io { .. }), e.to_string());
-        let from = Checkpoint::open(&step_dir(&self.root, step)).map_err(|e| (false, e.to_string()))?;
+        let (timeline, folder) = (Timeline::of(&self.root), step_dir(&self.root, step));
+        let from = Checkpoint::open(&folder).map_err(|e| (false, e.to_string()))?;
         let bytes = self.store.put(&from).map_err(words)?;
+        // Who goes back gives the folder here its new name before looking into the store.
+        let still = || Checkpoint::open_alone(&folder).is_ok_and(|now| now.files() == from.files());
+        if Timeline::of(&self.root) != timeline && !still() {
+            self.store.set_one_aside(step).map_err(words)?;
+            return Err((false, "the run went back to an earlier step meanwhile".into()));
+        }
         let also = [self.retention.also.clone(), self.shared.lock().also.clone()].concat();
         let retention = Retention { also, ..self.retention.clone() };
         // What cannot be removed takes room, no more.

@@ -44,6 +44,8 @@ fn a_controller_that_is_killed_goes_on_where_it_was_and_no_rank_notices() {
 #[test]
 fn what_a_controller_decided_and_did_not_live_to_write_down_the_next_one_does() {
     let sets = ["layout.dp=2", "train.steps=60", "checkpoint.every=5", "guard.skip_batches=1"];
+    // The checkpoint of step 5 is there when step 8 fails, also on a busy machine.
+    let sets = [&sets[..], &["checkpoint.background=false"]].concat();
     let mut cluster = Cluster::new(None, 1, &sets);
     let mut first = cluster.controller_with(&["--inject", "poison:1@8"]);
     let agent = cluster.agent(1, 2, &[]);

@@ -219,6 +219,26 @@ fn injected_in(lab: &Lab, faults: &str, recoveries: usize, sets: &[&str]) -> Out
     out
 }
 
+/// Its writer waits while the run diverges, and goes on when the world has ended: what it writes then is of no use any more.
+#[test]
+fn a_checkpoint_that_is_being_written_when_the_run_goes_back_before_it_becomes_none() {
+    let lab = Lab::new();
+    let writer = ["checkpoint.background=true", "checkpoint.stagger_ms=4000"];
+    let sets = ["train.steps=44", "checkpoint.every=40", "layout.dp=2"];
+    let all = [&sets[..], &writer, &["guard.skip_batches=1"]].concat();
+    let out = lab.train("out", &["--inject", "poison:1@43"], &all).expect(0);
+    assert!(out.stdout.contains("\nintervention from step 1: "), "{out}");
+    assert!(!out.stdout.contains("already") && !out.stdout.contains("NOT written"), "{out}");
+    // What there is of step 40 is of the steps that the run has gone.
+    let other = Lab::new();
+    other.train("out", &[], &[&sets[..], &["train.skip=[\"1+43\"]"]].concat()).expect(0);
+    let digest = |lab: &Lab| {
+        let manifest = std::fs::read_to_string(lab.path("out/checkpoints/step-00000040/manifest.json")).unwrap();
+        serde_json::from_str::<serde_json::Value>(&manifest).unwrap()["digest"].clone()
+    };
+    assert_eq!(digest(&lab), digest(&other), "{out}");
+}
+
 const FOUR: [&str; 2] = ["layout.dp=2", "layout.pp=2"];
 
 #[test]

@@ -147,6 +147,11 @@ impl Policy {
         let run_toml = self.wanted.values.to_toml();
         let text = format!("{batches} batches are left out from step {} on: {reason}", saved + 1);
         self.act(Action::Intervene { step: saved + 1, detail: set, run_toml }, text);
+        // At once: should all end here, nobody goes on from steps that are no more.
+        self.act(
+            Action::Distrust { after: saved },
+            format!("steps after {saved} are computed again without these batches"),
+        );
         Ok(())
     }
 
@@ -316,6 +321,11 @@ impl Policy {
         self.world = Some((world.clone(), run));
         if saved {
             self.reached = self.saves.newest_step();
+            if generation > 1 {
+                // Somebody of a world before may still be writing one of a later step, or have written it unheard.
+                let after = self.reached;
+                self.act(Action::Distrust { after }, format!("the run goes on after step {after}"));
+            }
         }
         self.saves.goes_on(self.reached);
         let unseen = self.unseen(&ended);

@@ -53,7 +53,7 @@ impl RankRun<'_> {
             Ok(saved) => {
                 self.saver.wrote(step, &self.best, &self.job.run);
                 let seconds = began.elapsed().as_secs_f64();
-                let Saved { path, bytes, written_s } = saved;
+                let Saved { path, bytes, written_s, .. } = saved;
                 self.say(Event::Checkpoint { step, path, bytes, seconds, written_s });
             }
             Err(reason) => self.say(Event::CheckpointFailed { step, reason, retry_at }),
