@@ -131,6 +131,7 @@ fn memory(run: &spec::Run) -> String {
         ("copy for checkpoints", plan.copy),
         ("in flight", plan.in_flight),
         ("products", plan.scratch),
+        ("packed weights", plan.packed),
         ("messages", plan.messages),
         ("code and stacks", plan.at_work),
     ];

@@ -43,7 +43,7 @@ pub use mat::{Mat, MatMut};
 pub use norm::{rms_norm, rms_norm_backward, rms_norm_weight_grad};
 pub use optimizer::{AdamW, AdamWState, adamw, adamw_parts};
 pub use peak::measure_peak;
-pub use product::{KC, product, products, scratch_bytes};
+pub use product::{KC, Packed, Right, product, products, scratch_bytes};
 pub use random::{fill_normal, uniform_u64};
 pub use rope::{RopeTable, rope, rope_backward};
 pub use router::{RouterShape, route, route_backward, score_sums};

@@ -3,7 +3,7 @@
 mod common;
 
 use common::{normal, same, teams};
-use kernels::{Acc, Ctx, KC, Mat, MatMut, product};
+use kernels::{Acc, Ctx, KC, Mat, MatMut, Packed, Right, product, products};
 use proptest::prelude::*;
 
 /// The law word for word.
@@ -117,6 +117,34 @@ fn rows_and_columns_are_free() {
             product(&ctx, a.rows_range(rows.clone()), b.cols_range(cols.clone()), view, Acc::Store);
             for (found, i) in part.chunks(cols.len()).zip(rows) {
                 same(&format!("row {i}, {cols:?}, {ctx:?}"), found, &whole[i * n..][cols.clone()]);
+            }
+        }
+    }
+}
+
+/// An operand that stays packed gives the same bits, also after another one was packed in its place, and beside plain ones
+/// whether these are packed together or piece by piece.
+#[test]
+fn what_stays_packed_is_the_operand() {
+    for (m, n, k) in [(1, 1, 1), (30, 70, 300), (300, 600, 513)] {
+        let (a, b, other) = (normal(1, m * k), normal(2, k * n), normal(3, k * n));
+        let wide = normal(4, k * 2100);
+        let (a, b, wide) = (Mat::new(&a, m, k), Mat::new(&b, n, k).t(), Mat::new(&wide, k, 2100));
+        for ctx in teams() {
+            let mut packed = Packed::default();
+            packed.pack(&ctx, Mat::new(&other, k, n));
+            packed.pack(&ctx, b);
+            assert_eq!(packed.shape(), (k, n));
+            for plain in [b, wide] {
+                let mut expected = [vec![0.5; m * n], vec![0.5; m * plain.cols]];
+                let mut found = expected.clone();
+                product(&ctx, a, b, MatMut::new(&mut expected[0], m, n), Acc::Add);
+                product(&ctx, a, plain, MatMut::new(&mut expected[1], m, plain.cols), Acc::Add);
+                let [first, second] = &mut found;
+                let list = vec![(a, 1, MatMut::new(first, m, n)), (a, 0, MatMut::new(second, m, plain.cols))];
+                products(&ctx, &[Right::Plain(plain), (&packed).into()], list, Acc::Add);
+                same(&format!("{m} {n} {k}, {ctx:?}"), &found[0], &expected[0]);
+                same(&format!("plain of {}, {ctx:?}", plain.cols), &found[1], &expected[1]);
             }
         }
     }

@@ -46,6 +46,7 @@ fn main() {
             mirror: None,
             offload: spec::Offload::None,
             offload_folder: None,
+            keep_packed: true,
             threads: None,
             transport: Transport::Tcp,
             pin: Pin::Off,

@@ -15,6 +15,7 @@ use crate::flow::{self, Load, Spare};
 use crate::instr::{Axis, Exchange, Instr, Op, Pass, Program, Segment, Value};
 use crate::kept::Kept;
 use crate::mirror::Mirrors;
+use crate::packed::Packed;
 use crate::shelf::Shelf;
 
 /// Bytes of an element.
@@ -42,6 +43,8 @@ pub struct Plan {
     pub in_flight: u64,
     /// The largest right operand of a product, which is packed.
     pub scratch: u64,
+    /// Weights that stay packed.
+    pub packed: u64,
     /// Rings between this rank and those that it exchanges with, activations that wait for room in them, and gradients that others
     /// send before this rank adds them up.
     pub messages: u64,
@@ -65,6 +68,7 @@ impl Plan {
             },
             messages: 2 * ring * peers(layout, program.rank) + outbox(program, ring),
             scratch: FLOAT * right_operand(model, grid, layout, seq) as u64,
+            packed: Packed::new(model, grid, layout, program).bytes(model, grid, layout, program),
             ..Self::default()
         };
         let buffers = |load| flow::bytes(model, grid, layout, seq, program, load);
@@ -116,7 +120,14 @@ impl Plan {
     /// All of it.
     pub fn total(&self) -> u64 {
         let state = self.parameters + self.optimizer + self.gradients + self.mirrors;
-        state + self.activations + self.copy + self.in_flight + self.scratch + self.messages + self.at_work
+        state
+            + self.activations
+            + self.copy
+            + self.in_flight
+            + self.scratch
+            + self.packed
+            + self.messages
+            + self.at_work
     }
 }
 

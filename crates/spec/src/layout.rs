@@ -135,6 +135,8 @@ pub struct LayoutRequest {
     pub offload: Offload,
     /// `layout.offload_folder`
     pub offload_folder: Option<PathBuf>,
+    /// `layout.keep_packed`
+    pub keep_packed: bool,
     /// `layout.threads`, threads per rank.
     pub threads: Option<usize>,
     /// `layout.transport`
@@ -199,6 +201,8 @@ pub struct Layout {
     pub offload: Offload,
     /// Where; `None`: in the run's folder.
     pub offload_folder: Option<PathBuf>,
+    /// Weights that are used again before the next update stay packed for the products.
+    pub keep_packed: bool,
     /// Threads per rank.
     pub threads: usize,
     /// How bytes travel.
@@ -337,6 +341,9 @@ impl fmt::Display for Layout {
         }
         if self.offload != Offload::None {
             write!(f, " offload-{}", self.offload)?;
+        }
+        if !self.keep_packed {
+            write!(f, " packs-anew")?;
         }
         write!(f, " {} threads{}", self.transport, self.threads)
     }

@@ -75,6 +75,7 @@ mutants! {
     RecomputeUnmasked "recompute-unmasked" "recomputed attention does not know the documents";
     LeafTwice "leaf-twice" "an owner of gradients sums one leaf twice";
     StaleShard "stale-shard" "parameters gathered for a use are those of the gather before";
+    StalePanels "stale-panels" "weights that were packed once are not packed again after an update";
     MomentsForgotten "moments-forgotten" "second moments not read from the checkpoint";
 }
 

@@ -156,10 +156,23 @@ unsafe fn scalar<const MR: usize>(k: usize, a: Broadcast, b: *const f32, c: *mut
 #[cfg(target_arch = "x86_64")]
 mod x86 {
     use super::Broadcast;
+    use std::arch::asm;
     use std::arch::x86_64::*;
 
     /// Steps by which b is asked for before its use.
     const AHEAD: usize = 16;
+
+    /// The same number, but the compiler does not know it. It would find the rows of a tile one from the other, and that chain of
+    /// additions takes as long as the products themselves: nothing could be made up for after a wait.
+    #[inline(always)]
+    fn unrelated(mut number: usize) -> usize {
+        #[cfg(not(miri))]
+        // SAFETY: no instruction at all.
+        unsafe {
+            asm!("/* {0} */", inout(reg) number, options(pure, nomem, nostack, preserves_flags));
+        }
+        number
+    }
 
     macro_rules! tile_kernel {
         ($name:ident, $mr:expr, $feature:literal, $lanes:literal, $zero:ident, $set:ident, $load:ident, $store:ident, $fma:ident, $add:ident) => {
@@ -177,7 +190,14 @@ mod x86 {
                 add: bool,
             ) {
                 let (a_rs, a_ks) = if PLACE == 2 { (1, super::lanes($mr)) } else { (a.rs, a.ks) };
-                let (mut at, mut b) = (a.ptr, b);
+                // Rows in fours, each found from a pointer of its own: see `unrelated`.
+                let mut at = [a.ptr; 4];
+                let three = if PLACE == 2 { 3 } else { unrelated(3 * a_rs) };
+                for (n, at) in at.iter_mut().enumerate() {
+                    let rows = 4 * n * a_rs;
+                    *at = a.ptr.wrapping_add(if PLACE == 2 { rows } else { unrelated(rows) });
+                }
+                let mut b = b;
                 let mut s = [[$zero(); 2]; MR];
                 macro_rules! step {
                     () => {
@@ -187,12 +207,15 @@ mod x86 {
                             _mm_prefetch::<_MM_HINT_T0>(b.wrapping_add(AHEAD * 2 * $lanes + $lanes).cast());
                         }
                         for i in 0..MR {
-                            let a = $set(*at.add(i * a_rs));
+                            let from = if i % 4 == 3 { three } else { i % 4 * a_rs };
+                            let a = $set(*at[i / 4].wrapping_add(from));
                             s[i][0] = $fma(a, b0, s[i][0]);
                             s[i][1] = $fma(a, b1, s[i][1]);
                         }
                         // One step beyond the last element is never read.
-                        at = at.wrapping_add(a_ks);
+                        for at in &mut at[..MR.div_ceil(4)] {
+                            *at = at.wrapping_add(a_ks);
+                        }
                         b = b.add(2 * $lanes);
                     };
                 }

@@ -2,9 +2,11 @@
 
 mod micro;
 mod pack;
+mod packed;
 
 use micro::Place;
 pub(crate) use pack::Buffer;
+pub use packed::{Packed, Right};
 
 use std::cell::RefCell;
 use std::ops::Range;
@@ -44,26 +46,26 @@ pub fn scratch_bytes(right: u64, threads: usize) -> u64 {
 ///
 /// Law, for each element: for each inner block of [`KC`] in ascending order, s = 0, then s = fma(a, b, s) with k
 /// ascending in the block, then c = c + s. With `Store` the first block sets c = s; k = 0 stores zeros.
-pub fn product(ctx: &Ctx, a: Mat, b: Mat, c: MatMut, acc: Acc) {
-    products(ctx, &[b], vec![(a, 0, c)], acc);
+pub fn product<'b>(ctx: &Ctx, a: Mat, b: impl Into<Right<'b>>, c: MatMut, acc: Acc) {
+    products(ctx, &[b.into()], vec![(a, 0, c)], acc);
 }
 
 /// [`product`]s at once: of each (a, i, c) that of a and `right[i]`. What they share is packed once, and threads meet
 /// twice for all of them.
-pub fn products(ctx: &Ctx, right: &[Mat], list: Vec<(Mat, usize, MatMut)>, acc: Acc) {
+pub fn products(ctx: &Ctx, right: &[Right], list: Vec<(Mat, usize, MatMut)>, acc: Acc) {
     for (a, i, c) in &list {
-        let b = &right[*i];
+        let (b, (b_rows, b_cols)) = (&right[*i], right[*i].shape());
         let (m, n, k) = (c.rows(), c.cols(), a.cols);
         assert!(
-            a.rows == m && b.rows == k && b.cols == n,
-            "product of {} x {} and {} x {} into {m} x {n}",
+            a.rows == m && b_rows == k && b_cols == n,
+            "product of {} x {} and {b_rows} x {b_cols} into {m} x {n}",
             a.rows,
             a.cols,
-            b.rows,
-            b.cols
         );
         a.check();
-        b.check();
+        if let Right::Plain(b) = b {
+            b.check();
+        }
     }
     let list = list.into_iter().filter_map(|(a, i, mut c)| {
         if a.cols == 0 && acc == Acc::Store {
@@ -72,21 +74,37 @@ pub fn products(ctx: &Ctx, right: &[Mat], list: Vec<(Mat, usize, MatMut)>, acc: 
         (a.cols > 0 && c.rows() > 0 && c.cols() > 0).then_some((a, i, c))
     });
     let mut list: Vec<_> = list.collect();
-    let (_, nr) = tile(ctx.level());
-    let len = |b: &Mat| Panels::len(ctx.level(), b.rows, b.cols);
+    let level = ctx.level();
+    let (_, nr) = tile(level);
     PACKED_B.with_borrow_mut(|buffer| {
-        if right.iter().map(len).sum::<usize>() <= B_FLOATS {
-            let panels = pack_all(ctx, right, buffer);
-            return multiply_all(ctx, &panels, list, acc);
+        let plain = right.iter().filter_map(|b| if let Right::Plain(b) = b { Some(*b) } else { None });
+        let plain: Vec<Mat> = plain.collect();
+        if plain.iter().map(|b| Panels::len(level, b.rows, b.cols)).sum::<usize>() <= B_FLOATS {
+            let mut packed = pack_all(ctx, &plain, buffer).into_iter();
+            let all = right.iter().map(|b| match b {
+                Right::Plain(_) => packed.next().expect("one of each"),
+                Right::Packed(b) => b.panels(level),
+            });
+            return multiply_all(ctx, &all.collect::<Vec<_>>(), list, acc);
         }
         for (i, b) in right.iter().enumerate() {
-            // Columns at a time: what is packed stays small.
-            let most = B_FLOATS.checked_div(b.rows).unwrap_or(b.cols);
-            for columns in even_strips(b.cols, nr, most) {
-                let panels = pack_all(ctx, &[b.cols_range(columns.clone())], buffer);
-                let of = list.iter_mut().filter(|of| of.1 == i);
-                let parts = of.map(|(a, _, c)| (*a, 0, c.reborrow().cols_range(columns.clone()))).collect();
-                multiply_all(ctx, &panels, parts, acc);
+            let of = list.iter_mut().filter(|of| of.1 == i);
+            match b {
+                Right::Packed(b) => {
+                    let parts = of.map(|(a, _, c)| (*a, 0, c.reborrow())).collect();
+                    multiply_all(ctx, &[b.panels(level)], parts, acc);
+                }
+                Right::Plain(b) => {
+                    let mut of: Vec<_> = of.collect();
+                    // Columns at a time: what is packed stays small.
+                    let most = B_FLOATS.checked_div(b.rows).unwrap_or(b.cols);
+                    for columns in even_strips(b.cols, nr, most) {
+                        let panels = pack_all(ctx, &[b.cols_range(columns.clone())], buffer);
+                        let parts =
+                            of.iter_mut().map(|(a, _, c)| (*a, 0, c.reborrow().cols_range(columns.clone()))).collect();
+                        multiply_all(ctx, &panels, parts, acc);
+                    }
+                }
             }
         }
     });

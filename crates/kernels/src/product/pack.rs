@@ -28,6 +28,13 @@ impl Buffer {
         let all = unsafe { std::slice::from_raw_parts_mut(self.0.as_mut_ptr().cast::<f32>(), self.0.len() * 16) };
         &mut all[..len]
     }
+
+    /// The first `len` floats of what was taken before.
+    pub(crate) fn filled(&self, len: usize) -> &[f32] {
+        // SAFETY: as in `take`.
+        let all = unsafe { std::slice::from_raw_parts(self.0.as_ptr().cast::<f32>(), self.0.len() * 16) };
+        &all[..len]
+    }
 }
 
 /// Packs the columns of `b` (k x columns) in strips of `width`, 8, 16 or 32: `out[strip][k][column]`.

@@ -105,6 +105,7 @@ impl Law<'_> {
             reshard: request.reshard,
             offload: request.offload,
             offload_folder: request.offload_folder.clone(),
+            keep_packed: request.keep_packed,
             mirror: request.mirror.unwrap_or(transport != Transport::Threads),
             threads,
             transport,

@@ -18,7 +18,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use kernels::{Ctx, RopeTable};
-use program::{Bucket, Instr, Mirrors, Mode, Op, Pass, Program, Segment, Value};
+use program::{Bucket, Instr, Mirrors, Mode, Op, Packed, Pass, Program, Segment, Value};
 use spec::tensors::Tensor;
 use spec::{Leaf, Run, Unit};
 
@@ -99,6 +99,8 @@ pub struct Executor<'a> {
     /// For [`Mutant::StaleShard`]: parameters as they were last gathered.
     stale: HashMap<(usize, Bucket), Vec<f32>>,
     rope: RopeTable,
+    /// Weights that stay packed in a training step.
+    packed: Packed,
     memory: Memory,
     /// Where what layers keep goes meanwhile, if it does.
     shelf: Option<Shelf>,
@@ -183,6 +185,7 @@ impl<'a> Executor<'a> {
             watch: None,
             posted: HashMap::new(),
             stale: HashMap::new(),
+            packed: Packed::default(),
             memory: Memory::default(),
             shelf: None,
             kept: 0,
@@ -273,6 +276,9 @@ impl<'a> Executor<'a> {
         let mut began = Instant::now();
         if let Some(recorder) = &mut self.recorder {
             recorder.run(began);
+        }
+        if mode == Mode::Train {
+            self.packed = Packed::new(&self.run.model, &self.run.grid, &self.run.layout, program);
         }
         let moves = self.shelf.as_ref().filter(|_| mode == Mode::Train).map(|_| program::Shelf::new(program));
         for (at, instr) in program.instrs.iter().enumerate() {
@@ -480,6 +486,11 @@ impl<'a> Executor<'a> {
         if mode == Mode::Train && adds {
             let leaf = grads::leaf_of(&self.run.grid, unit);
             state.grads.turn_to(mutant::leaf(self.mutant, state, leaf));
+        }
+        if mode == Mode::Train {
+            let uses = program::packed::uses(pass, segment, self.run.grid.cp > 1).into_iter();
+            state.packed.stale = self.mutant == Some(Mutant::StalePanels);
+            state.pack(self.ctx, uses.filter(|of| self.packed.keeps(instr.chunk, *of)));
         }
         segments::run(&env, state, &mut self.memory, unit, pass, segment)?;
         if let (Some(capture), Segment::Logits(block)) = (&mut self.capture, segment) {

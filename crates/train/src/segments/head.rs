@@ -4,6 +4,7 @@ use std::ops::Range;
 
 use kernels::{Acc, Mat, MatMut, XentTotal};
 use program::instr::{Mode, block_rows};
+use program::packed::Form;
 use spec::tensors::Role;
 use spec::tree::Counter;
 use spec::{Leaf, Unit};
@@ -34,8 +35,8 @@ pub fn logits(env: &Env, chunk: &ChunkState, memory: &mut Memory, unit: Unit, bl
     memory.regs.logits.clear();
     for i in 0..place.num_cells() {
         let mut logits = memory.pool.take(rows.len() * place.vocab_cell);
-        let w = Mat::new(chunk.param_slice(0, chunk.head_role(), i), place.vocab_cell, place.hidden);
-        kernels::product(env.ctx, n, w.t(), MatMut::new(&mut logits, rows.len(), place.vocab_cell), Acc::Store);
+        let w = chunk.right_slice((0, chunk.head_role()), i, place.hidden, Form::Forward);
+        kernels::product(env.ctx, n, w, MatMut::new(&mut logits, rows.len(), place.vocab_cell), Acc::Store);
         let (first, valid) = place.vocab_part(i);
         let mut stats = vec![kernels::XentStat { max: 0.0, sum: 0.0, target: 0.0 }; rows.len()];
         kernels::xent_stats(env.ctx, &logits, place.vocab_cell, valid, first, targets, &mut stats);
@@ -115,7 +116,7 @@ fn gradient(env: &Env, chunk: &mut ChunkState, memory: &mut Memory, unit: Unit, 
         let at = use_at.start + i * width * hidden;
         add_weight_grad(ctx, d, n, chunk.grads.lane(lane, at..at + width * hidden));
         let mut out = memory.pool.take(rows.len() * hidden);
-        let w = Mat::new(chunk.param_slice(0, chunk.head_role(), i), width, hidden);
+        let w = chunk.right_slice((0, chunk.head_role()), i, hidden, Form::Input);
         kernels::product(ctx, d, w, MatMut::new(&mut out, rows.len(), hidden), Acc::Store);
         for spent in sum.push(cell..cell + 1, out, |left, right| kernels::add_assign(ctx, left, right)) {
             memory.pool.give(spent);

@@ -5,7 +5,8 @@ use spec::Unit;
 use spec::tensors::Role;
 
 use super::products::{
-    column_parallel_input, column_parallel_weight, linears, row_parallel, row_parallel_input, row_parallel_weight,
+    column_parallel, column_parallel_input, column_parallel_weight, row_parallel, row_parallel_input,
+    row_parallel_weight,
 };
 use super::{Env, Part, grad_rows, need, norm};
 use crate::buffers::{Memory, MlpWeights};
@@ -21,14 +22,13 @@ pub fn forward(
     layer: usize,
     pass: Pass,
 ) -> Result<(), TrainError> {
-    let (rows, hidden, width) = (env.rows(), env.place.hidden, env.place.ffn_width());
+    let (rows, width) = (env.rows(), env.place.ffn_width());
     let mut kept = memory.take_layer(chunk.chunk, unit, layer);
     kept.n_mlp = need(&mut memory.regs.rows, "rows")?;
     kept.gate = memory.pool.take(rows * width);
     kept.up = memory.pool.take(rows * width);
-    let weights = [Role::Gate, Role::Up].map(|role| chunk.param(layer, role));
-    let uses = &mut [(weights[0], &mut kept.gate[..]), (weights[1], &mut kept.up)];
-    linears(env.ctx, &kept.n_mlp, rows, hidden, uses);
+    let uses = &mut [(Role::Gate, &mut kept.gate[..]), (Role::Up, &mut kept.up)];
+    column_parallel(env, chunk, layer, &kept.n_mlp, uses);
     if env.norms_again() {
         memory.pool.give(std::mem::take(&mut kept.n_mlp));
     }

@@ -7,6 +7,7 @@
 use std::ops::Range;
 
 use kernels::{Acc, Ctx, Mat, MatMut};
+use program::packed::Form;
 use spec::tensors::Role;
 use spec::tree::Counter;
 
@@ -22,14 +23,15 @@ pub fn linear(ctx: &Ctx, x: &[f32], rows: usize, w: &[f32], inner: usize, y: &mu
     kernels::product(ctx, x, w.t(), MatMut::new(y, rows, out), Acc::Store);
 }
 
-/// y = x w^T for several weights stored [out, in] of one input; x: [rows, in].
-pub fn linears(ctx: &Ctx, x: &[f32], rows: usize, inner: usize, uses: &mut [(&[f32], &mut [f32])]) {
-    let weights: Vec<_> = uses.iter().map(|(w, _)| Mat::new(w, w.len() / inner, inner).t()).collect();
+/// y = x w^T for several column-parallel weights of one input, of all hosted cells; x: all rows.
+pub fn column_parallel(env: &Env, chunk: &ChunkState, layer: usize, x: &[f32], uses: &mut [(Role, &mut [f32])]) {
+    let (rows, inner) = (env.rows(), env.place.hidden);
+    let weights: Vec<_> = uses.iter().map(|(role, _)| chunk.right_whole(layer, *role, Form::Forward)).collect();
     let outputs = uses.iter_mut().enumerate().map(|(i, (_, y))| {
-        let y = MatMut::new(y, rows, weights[i].cols);
+        let y = MatMut::new(y, rows, weights[i].shape().1);
         (Mat::new(x, rows, inner), i, y)
     });
-    kernels::products(ctx, &weights, outputs.collect(), Acc::Store);
+    kernels::products(env.ctx, &weights, outputs.collect(), Acc::Store);
 }
 
 /// dw += dy^T x for a weight stored [out, in] whose accumulator stands at `at`, lane by lane; dy, x: all rows.
@@ -77,8 +79,8 @@ pub fn row_parallel(
     let (width, cell) = widths(env, x);
     partials(env, memory, rows * hidden, |_, i, out| {
         let x = Mat::new(x, rows, width).cols_range(env.place.cell_cols(i, cell));
-        let w = Mat::new(chunk.param_slice(layer, role, i), hidden, cell);
-        kernels::product(env.ctx, x, w.t(), MatMut::new(out, rows, hidden), Acc::Store);
+        let w = chunk.right_slice((layer, role), i, cell, Form::Forward);
+        kernels::product(env.ctx, x, w, MatMut::new(out, rows, hidden), Acc::Store);
     })
 }
 
@@ -87,7 +89,7 @@ pub fn row_parallel_input(env: &Env, chunk: &ChunkState, (layer, role): (usize, 
     let (rows, hidden) = (env.rows(), env.place.hidden);
     let (width, cell) = widths(env, dx);
     for i in 0..env.place.num_cells() {
-        let w = Mat::new(chunk.param_slice(layer, role, i), hidden, cell);
+        let w = chunk.right_slice((layer, role), i, cell, Form::Input);
         let out = MatMut::new(dx, rows, width).cols_range(env.place.cell_cols(i, cell));
         kernels::product(env.ctx, Mat::new(dy, rows, hidden), w, out, Acc::Store);
     }
@@ -117,7 +119,7 @@ pub fn column_parallel_input(
         for (n, (role, dy)) in uses.iter().enumerate() {
             let (width, cell) = widths(env, dy);
             let dy = Mat::new(dy, rows, width).cols_range(env.place.cell_cols(i, cell));
-            let w = Mat::new(chunk.param_slice(layer, *role, i), cell, hidden);
+            let w = chunk.right_slice((layer, *role), i, hidden, Form::Input);
             let acc = if n == 0 { Acc::Store } else { Acc::Add };
             kernels::product(env.ctx, dy, w, MatMut::new(out, rows, hidden), acc);
         }
@@ -135,7 +137,7 @@ pub fn column_parallel_weight(env: &Env, chunk: &mut ChunkState, layer: usize, x
             let dy = Mat::new(dy, rows, dy.len() / rows).rows_range(rows_lane.clone());
             (dy.t(), 0, MatMut::new(dw, dy.cols, x.cols))
         });
-        kernels::products(env.ctx, &[x.rows_range(rows_lane.clone())], parts.collect(), Acc::Add);
+        kernels::products(env.ctx, &[x.rows_range(rows_lane.clone()).into()], parts.collect(), Acc::Add);
     }
 }
 

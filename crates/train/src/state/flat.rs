@@ -30,21 +30,31 @@ impl Starts {
 pub struct Flat {
     starts: Starts,
     buckets: Vec<Vec<f32>>,
+    /// By bucket, how often it may have changed.
+    versions: Vec<u64>,
 }
 
 impl Flat {
     /// A vector of which nothing is there.
     pub fn new(starts: &[usize]) -> Self {
-        Self { starts: Starts(starts.to_vec()), buckets: vec![Vec::new(); starts.len() - 1] }
+        let buckets = starts.len() - 1;
+        Self { starts: Starts(starts.to_vec()), buckets: vec![Vec::new(); buckets], versions: vec![1; buckets] }
+    }
+
+    /// Another number, above 0, after anything that could have changed the bucket of `at`.
+    pub fn version(&self, at: &Range<usize>) -> u64 {
+        self.versions[self.starts.find(at).0]
     }
 
     /// Puts in a whole bucket.
     pub fn put(&mut self, bucket: usize, values: Vec<f32>) {
+        self.versions[bucket] += 1;
         self.buckets[bucket] = values;
     }
 
     /// Takes a bucket out.
     pub fn take(&mut self, bucket: usize) -> Vec<f32> {
+        self.versions[bucket] += 1;
         std::mem::take(&mut self.buckets[bucket])
     }
 }
@@ -61,6 +71,7 @@ impl Index<Range<usize>> for Flat {
 impl IndexMut<Range<usize>> for Flat {
     fn index_mut(&mut self, at: Range<usize>) -> &mut [f32] {
         let (bucket, at) = self.starts.find(&at);
+        self.versions[bucket] += 1;
         &mut self.buckets[bucket][at]
     }
 }

@@ -2,6 +2,7 @@
 
 mod flat;
 mod held;
+mod packed;
 mod tier;
 
 use std::collections::BTreeMap;
@@ -16,6 +17,7 @@ use spec::{Run, Unit};
 
 pub use flat::{Flat, Grads};
 pub use held::{Held, of_chunk};
+pub use packed::PackedWeights;
 pub use tier::Tier;
 pub(crate) use tier::nameless;
 
@@ -77,6 +79,8 @@ pub struct ChunkState {
     pub buckets: Vec<BucketState>,
     /// Parameters; with zero 3 of the buckets that are gathered.
     pub params: Flat,
+    /// Those that stay packed for products.
+    pub packed: PackedWeights,
     /// Gradient accumulators of the cells under way: the flat vector, then (tied, one copy)
     /// the output use of the embedding.
     pub grads: Grads,
@@ -156,8 +160,21 @@ impl ChunkState {
             }
         });
         let buckets = buckets.collect();
-        let gathered = Alive::default();
-        Self { chunk, held, index, buckets, params, grads, gathers, tied_output, slice_at, slices, contexts, gathered }
+        Self {
+            chunk,
+            held,
+            index,
+            buckets,
+            params,
+            packed: PackedWeights::default(),
+            grads,
+            gathers,
+            tied_output,
+            slice_at,
+            slices,
+            contexts,
+            gathered: Alive::default(),
+        }
     }
 
     /// Puts the moments, which are zero, into files in `folder`.
@@ -181,11 +198,6 @@ impl ChunkState {
     /// The hosted parameters of a tensor.
     pub fn param(&self, layer: usize, role: Role) -> &[f32] {
         &self.params[self.held(layer, role).at.clone()]
-    }
-
-    /// The hosted parameters of slice number `i` of a tensor.
-    pub fn param_slice(&self, layer: usize, role: Role, i: usize) -> &[f32] {
-        &self.params[self.held(layer, role).slice(i)]
     }
 
     /// Where the accumulator of a tensor's use stands in `grads`.
@@ -316,6 +328,7 @@ impl ChunkState {
 
     /// Frees the gathered parameters of a bucket.
     pub fn release(&mut self, bucket: usize) {
+        self.packed.release(&self.buckets[bucket].plan.at);
         let whole = self.params.take(bucket);
         self.gathered.sub(whole.len());
         self.grads.pool.give(whole);

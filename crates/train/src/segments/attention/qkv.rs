@@ -6,7 +6,7 @@ use kernels::Acc;
 use spec::Unit;
 use spec::tensors::Role;
 
-use super::super::products::{column_parallel_input, column_parallel_weight, linears};
+use super::super::products::{column_parallel, column_parallel_input, column_parallel_weight};
 use super::super::{Env, Part, need, norm, store_norm_leaf};
 use crate::buffers::{LayerSaved, Memory, QkvWeights};
 use crate::error::TrainError;
@@ -20,9 +20,8 @@ pub fn forward(env: &Env, chunk: &ChunkState, memory: &mut Memory, unit: Unit, l
     kept.q = memory.pool.take(rows * place.q_width());
     kept.k = memory.pool.take(rows * place.kv_width());
     kept.v = memory.pool.take(rows * place.kv_width());
-    let [q, k, v] = [Role::Q, Role::K, Role::V].map(|role| chunk.param(layer, role));
-    let uses = &mut [(q, &mut kept.q[..]), (k, &mut kept.k), (v, &mut kept.v)];
-    linears(ctx, &kept.n_attn, rows, place.hidden, uses);
+    let uses = &mut [(Role::Q, &mut kept.q[..]), (Role::K, &mut kept.k), (Role::V, &mut kept.v)];
+    column_parallel(env, chunk, layer, &kept.n_attn, uses);
     if env.norms_again() {
         memory.pool.give(std::mem::take(&mut kept.n_attn));
     }
