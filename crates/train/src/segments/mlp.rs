@@ -27,7 +27,7 @@ pub fn forward(
     kept.n_mlp = need(&mut memory.regs.rows, "rows")?;
     kept.gate = memory.pool.take(rows * width);
     kept.up = memory.pool.take(rows * width);
-    let uses = &mut [(Role::Gate, &mut kept.gate[..]), (Role::Up, &mut kept.up)];
+    let uses = vec![(Role::Gate, &mut kept.gate[..]), (Role::Up, &mut kept.up)];
     column_parallel(env, chunk, layer, &kept.n_mlp, uses);
     if env.norms_again() {
         memory.pool.give(std::mem::take(&mut kept.n_mlp));

@@ -6,7 +6,7 @@
 
 use std::ops::Range;
 
-use kernels::{Acc, Ctx, Mat, MatMut};
+use kernels::{Acc, Ctx, Mat, MatMut, Right};
 use program::packed::Form;
 use spec::tensors::Role;
 use spec::tree::Counter;
@@ -23,15 +23,20 @@ pub fn linear(ctx: &Ctx, x: &[f32], rows: usize, w: &[f32], inner: usize, y: &mu
     kernels::product(ctx, x, w.t(), MatMut::new(y, rows, out), Acc::Store);
 }
 
-/// y = x w^T for several column-parallel weights of one input, of all hosted cells; x: all rows.
-pub fn column_parallel(env: &Env, chunk: &ChunkState, layer: usize, x: &[f32], uses: &mut [(Role, &mut [f32])]) {
-    let (rows, inner) = (env.rows(), env.place.hidden);
-    let weights: Vec<_> = uses.iter().map(|(role, _)| chunk.right_whole(layer, *role, Form::Forward)).collect();
-    let outputs = uses.iter_mut().enumerate().map(|(i, (_, y))| {
+/// y = x w^T for several weights of one input, as right operands; x: [rows, inner].
+pub fn linears(ctx: &Ctx, x: &[f32], rows: usize, inner: usize, uses: Vec<(Right, &mut [f32])>) {
+    let (weights, outputs): (Vec<_>, Vec<_>) = uses.into_iter().unzip();
+    let outputs = outputs.into_iter().enumerate().map(|(i, y)| {
         let y = MatMut::new(y, rows, weights[i].shape().1);
         (Mat::new(x, rows, inner), i, y)
     });
-    kernels::products(env.ctx, &weights, outputs.collect(), Acc::Store);
+    kernels::products(ctx, &weights, outputs.collect(), Acc::Store);
+}
+
+/// [`linears`] of column-parallel weights, of all hosted cells; x: all rows.
+pub fn column_parallel(env: &Env, chunk: &ChunkState, layer: usize, x: &[f32], uses: Vec<(Role, &mut [f32])>) {
+    let uses = uses.into_iter().map(|(role, y)| (chunk.right_whole(layer, role, Form::Forward), y));
+    linears(env.ctx, x, env.rows(), env.place.hidden, uses.collect());
 }
 
 /// dw += dy^T x for a weight stored [out, in] whose accumulator stands at `at`, lane by lane; dy, x: all rows.

@@ -20,7 +20,7 @@ pub fn forward(env: &Env, chunk: &ChunkState, memory: &mut Memory, unit: Unit, l
     kept.q = memory.pool.take(rows * place.q_width());
     kept.k = memory.pool.take(rows * place.kv_width());
     kept.v = memory.pool.take(rows * place.kv_width());
-    let uses = &mut [(Role::Q, &mut kept.q[..]), (Role::K, &mut kept.k), (Role::V, &mut kept.v)];
+    let uses = vec![(Role::Q, &mut kept.q[..]), (Role::K, &mut kept.k), (Role::V, &mut kept.v)];
     column_parallel(env, chunk, layer, &kept.n_attn, uses);
     if env.norms_again() {
         memory.pool.give(std::mem::take(&mut kept.n_attn));

@@ -140,8 +140,8 @@ fn gate_and_up(
     let (ffn, hidden) = (moe(env)?.ffn, env.place.hidden);
     kernels::gather_pieces(env.ctx, &work.rows(&kept.n_mlp, hidden), &work.at[slots.clone()], x);
     let ([gate, up, _], inner) = (roles(e), slots.start * ffn..slots.end * ffn);
-    let uses =
-        &mut [(chunk.param(layer, gate), &mut kept.gate[inner.clone()]), (chunk.param(layer, up), &mut kept.up[inner])];
+    let w = |role| Mat::new(chunk.param(layer, role), ffn, hidden).t().into();
+    let uses = vec![(w(gate), &mut kept.gate[inner.clone()]), (w(up), &mut kept.up[inner])];
     linears(env.ctx, x, slots.len(), hidden, uses);
     Ok(())
 }
@@ -206,7 +206,7 @@ pub fn backward(
             let inner = [part(d_gate, ffn), part(d_up, ffn)].into_iter();
             let sums = chunk.slice_grads(leaf, layer, &roles[..2]).into_iter().zip(inner);
             let sums = sums.map(|(dw, d)| (d.t(), 0, MatMut::new(dw, ffn, hidden))).collect();
-            kernels::products(ctx, &[x], sums, Acc::Add);
+            kernels::products(ctx, &[x.into()], sums, Acc::Add);
             add_weight_grad(ctx, dy, part(act, ffn), chunk.slice_grad(leaf, layer, roles[2]));
         }
         for (role, d, acc) in [(roles[0], &*d_gate, Acc::Store), (roles[1], &*d_up, Acc::Add)] {
