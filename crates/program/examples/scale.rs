@@ -46,7 +46,7 @@ fn main() {
             mirror: None,
             offload: spec::Offload::None,
             offload_folder: None,
-            keep_packed: true,
+            keep_packed: false,
             threads: None,
             transport: Transport::Tcp,
             pin: Pin::Off,

@@ -41,7 +41,7 @@ pub fn request([dp, tp, pp]: [usize; 3], schedule: Schedule, vpp: Option<usize>)
         mirror: None,
         offload: spec::Offload::None,
         offload_folder: None,
-        keep_packed: true,
+        keep_packed: false,
         threads: None,
         transport: Transport::Threads,
         pin: Pin::Off,

@@ -144,7 +144,7 @@ keys! {
     "layout.mirror" Bool "" false "state that one rank alone would have is kept by a second one, too, by sending it the gradients of each step; unset: where ranks are processes";
     "layout.offload" Text "\"none\"" false "what lies in files and comes to memory for its use: none, optimizer (the moments), activations (what layers keep for backward), or optimizer+activations";
     "layout.offload_folder" Text "" false "where these files are, which have no name; unset: the run's folder";
-    "layout.keep_packed" Bool "true" false "weights that are used again before the next update stay packed for the products, beside their own memory";
+    "layout.keep_packed" Bool "false" false "weights that are used again before the next update stay packed for the products, beside their own memory";
     "layout.threads" Int "" false "threads per rank; unset: all cores at one rank, else 1";
     "layout.transport" Text "\"shm\"" false "shm, tcp or threads";
     "layout.pin" Text "\"auto\"" false "auto: each rank keeps to its share of the allowed cores, if there is a core for each; off: the system places them";

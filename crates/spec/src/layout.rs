@@ -342,8 +342,8 @@ impl fmt::Display for Layout {
         if self.offload != Offload::None {
             write!(f, " offload-{}", self.offload)?;
         }
-        if !self.keep_packed {
-            write!(f, " packs-anew")?;
+        if self.keep_packed {
+            write!(f, " keeps-packed")?;
         }
         write!(f, " {} threads{}", self.transport, self.threads)
     }

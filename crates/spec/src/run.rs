@@ -291,7 +291,7 @@ pub(crate) fn layout_request(values: &Values) -> Result<LayoutRequest, SpecError
         mirror: values.bool("layout.mirror"),
         offload: word::<Offload>(values, "layout.offload")?,
         offload_folder: values.text("layout.offload_folder").map(PathBuf::from),
-        keep_packed: values.bool("layout.keep_packed").unwrap_or(true),
+        keep_packed: values.bool("layout.keep_packed").unwrap_or(false),
         threads: values.int("layout.threads"),
         transport: word::<Transport>(values, "layout.transport")?,
         pin: word::<Pin>(values, "layout.pin")?,

@@ -54,7 +54,7 @@ pub fn case(mutant: Mutant) -> (Row, Expect) {
         Mutant::RecomputeUnmasked => (0, "dp=2 recompute=selective", OtherDigest),
         Mutant::LeafTwice => (9, "dp=2 zero=2", OtherDigest),
         Mutant::StaleShard => (9, "dp=2 zero=3", OtherDigest),
-        Mutant::StalePanels => (0, "pp=2", OtherDigest),
+        Mutant::StalePanels => (0, "pp=2 keep_packed=true", OtherDigest),
         Mutant::MomentsForgotten => (0, "dp=2", OtherDigest),
     };
     let course = match mutant {
