@@ -105,7 +105,7 @@ pub(crate) fn meta(executor: &Executor, step: u64, digest: Option<String>) -> Me
 /// The fabric's.
 ///
 /// `best` is the step of the best validation: its checkpoint is marked once it is there. Room is made by who calls
-/// [`make_room`] then.
+/// `make_room` then.
 pub fn save(executor: &mut Executor, root: &Path, step: u64, best: &Best) -> Result<Result<Saved, String>, TrainError> {
     let cursor = executor.run.cursor(step);
     let disk_full = std::mem::take(&mut executor.faults.disk_full);
