@@ -182,8 +182,12 @@ mod tests {
         let grid = Grid::new(&model, 4, 32, 1, Some(2), 1).unwrap();
         let of = |reshard| {
             let grid = Grid { accumulate: spec::Accumulate::Reduced, ..grid.clone() };
-            let request =
-                spec::layout::LayoutRequest { zero: 3, reshard, ..request([2, 1, 1], Schedule::OneFOneB, None) };
+            let request = spec::layout::LayoutRequest {
+                zero: 3,
+                reshard,
+                keep_packed: true,
+                ..request([2, 1, 1], Schedule::OneFOneB, None)
+            };
             let layout = Layout::resolve(&request, &grid, &model, 1).unwrap();
             let program = lower_parts(&model, &grid, &layout, 32, 0, Mode::Train);
             Packed::new(&model, &grid, &layout, &program)
