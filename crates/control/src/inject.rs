@@ -126,10 +126,8 @@ impl Injection {
             }
             // What goes on for ever the next check finds; the last step is always one.
             // So do spares, after the next checkpoint.
-            let spares = run.guard.spares > 0
-                && run.guard.spares_check
-                && run.layout.group == 1
-                && run.checkpoint.every.is_none_or(|n| n > 0 && (step - 1).max(1).next_multiple_of(n) < steps);
+            let spares = run.spares_check() == Ok(true)
+                && run.checkpoint.every.is_none_or(|n| (step - 1).max(1).next_multiple_of(n) < steps);
             if fault.kind == FaultKind::FlipDevice && !spares && every == 0 {
                 return Err(format!(
                     "--inject: nobody would notice {fault}: guard.recompute_every = {every} computes no gradient of steps {step} to \

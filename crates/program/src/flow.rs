@@ -15,6 +15,7 @@ use spec::{Grid, Layout, Model, Recompute, Unit};
 
 use self::experts::Experts;
 pub(crate) use self::spare::Spare;
+pub use self::spare::loose_room;
 use crate::buckets::{Bucket, ChunkPlan};
 use crate::instr::{Instr, Op, Pass, Program, Segment, TOKEN_BLOCK, Value, block_rows};
 use crate::shelf::{Move, Shelf};

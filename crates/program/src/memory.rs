@@ -11,6 +11,7 @@ use spec::tree::Counter;
 use spec::{Accumulate, Class, Coords, Grid, Layout, Model, Unit};
 
 use crate::buckets::{Bucket, BucketPlan, ChunkPlan};
+pub use crate::flow::loose_room;
 use crate::flow::{self, Load, Spare};
 use crate::instr::{Axis, Exchange, Instr, Op, Pass, Program, Segment, Value};
 use crate::kept::Kept;

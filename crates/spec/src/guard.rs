@@ -144,6 +144,20 @@ mod tests {
     use crate::Run;
 
     #[test]
+    fn spares_check_where_they_can() {
+        let text = "[model]\npreset = \"nano\"\nexperts = 4\nexperts_per_token = 2\n[data]\nsource = \"synthetic\"\n[train]\nsteps = 10\nbatch = 8\nseq = 16\n[grid]\ndp = 2\nep = 2\n[checkpoint]\nevery = 2\n";
+        let of = |sets: &[&str]| {
+            let sets: Vec<_> = sets.iter().map(ToString::to_string).collect();
+            Run::parse(text, "t", &sets, 1).unwrap().spares_check()
+        };
+        assert_eq!(of(&[]), Ok(false));
+        assert_eq!(of(&["guard.spares=1"]), Ok(true));
+        assert_eq!(of(&["guard.spares=1", "guard.spares_check=false", "checkpoint.every=0"]), Ok(false));
+        assert!(of(&["guard.spares=1", "checkpoint.every=0"]).unwrap_err().contains("checkpoint.every = 0"));
+        assert!(of(&["guard.spares=1", "layout.dp=2", "layout.ep=2"]).unwrap_err().contains("layout.ep"));
+    }
+
+    #[test]
     fn a_time_is_at_most_a_year() {
         let text =
             "[model]\npreset = \"nano\"\n[data]\nsource = \"synthetic\"\n[train]\nsteps = 10\nbatch = 8\nseq = 16\n";

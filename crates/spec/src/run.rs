@@ -230,6 +230,23 @@ impl Run {
         self.values.definition() + &resolved
     }
 
+    /// Whether spares compute gradients of the ranks again, each time after a checkpoint: false where there are none, or they are
+    /// not asked to.
+    ///
+    /// # Errors
+    /// Why they cannot.
+    pub fn spares_check(&self) -> Result<bool, &'static str> {
+        if self.guard.spares == 0 || !self.guard.spares_check {
+            Ok(false)
+        } else if self.checkpoint.every == Some(0) {
+            Err("without checkpoints on the way (checkpoint.every = 0) they have nothing to compute from")
+        } else if self.layout.group > 1 {
+            Err("ranks share the experts of a group (layout.ep), for which it is not built")
+        } else {
+            Ok(true)
+        }
+    }
+
     /// Tokens of one step, with those that have no target.
     pub fn tokens_per_step(&self) -> usize {
         self.grid.batch() * self.train.seq

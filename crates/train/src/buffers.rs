@@ -9,8 +9,6 @@ use spec::{Leaf, Unit};
 
 use crate::segments::dispatch::{Sent, Work};
 
-/// Loose buffers are made longer than asked for by this part, for what the next step asks for.
-const SLACK: usize = 8;
 /// Loose buffers that are kept.
 const LOOSE_MAX: usize = 64;
 
@@ -45,7 +43,7 @@ impl Pool {
         if let Some((at, _)) = self.loose.iter().enumerate().max_by_key(by_room) {
             self.loose.swap_remove(at);
         }
-        let mut buffer = vec![0.0; len + len / SLACK + 1];
+        let mut buffer = vec![0.0; program::memory::loose_room(len)];
         buffer.truncate(len);
         buffer
     }

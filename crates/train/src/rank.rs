@@ -283,8 +283,7 @@ impl RankRun<'_> {
                     saved = step;
                 }
                 // The step after it can be computed again from it.
-                let spares = run.guard.spares > 0 && run.guard.spares_check;
-                self.executor.watch = spares.then(BTreeMap::new);
+                self.executor.watch = (run.spares_check() == Ok(true)).then(BTreeMap::new);
             }
             self.saver.news().into_iter().for_each(|event| self.say(event));
             if stop && step < steps {

@@ -2,8 +2,13 @@
 
 use std::collections::HashMap;
 
-/// Part of its length that a loose buffer has more room than was asked for; as `train`'s pool has it.
+/// Part of its length that a loose buffer has more room than was asked for, for what the next step asks for.
 const SLACK: usize = 8;
+
+/// Numbers that a new loose buffer has room for, if it was asked for with `len`.
+pub const fn loose_room(len: usize) -> usize {
+    len + len / SLACK + 1
+}
 
 /// Buffers of which each length is used again. A *loose* one, whose length depends on the routers, serves any length that fits.
 #[derive(Debug, Default)]
@@ -48,7 +53,7 @@ impl Spare {
                 if let Some(at) = largest {
                     self.loose.swap_remove(at);
                 }
-                len + len / SLACK + 1
+                loose_room(len)
             }
         };
         self.lent.entry(len).or_default().push(room);

@@ -224,7 +224,8 @@ pub fn train_mutant(
         );
         observe(&Event::Notice { text });
     }
-    if let Some(text) = spares_sentence(run) {
+    if let Err(why) = run.spares_check() {
+        let text = format!("guard.spares_check: spares check their device only, and no gradients of the ranks: {why}");
         observe(&Event::Notice { text });
     }
     if let Some(text) = mirror_sentence(run) {
@@ -300,19 +301,6 @@ pub fn train_mutant(
         folder::complain(&e.to_string());
     }
     summary
-}
-
-/// What a person is told of spares that do not check.
-fn spares_sentence(run: &Run) -> Option<String> {
-    let why = match () {
-        () if run.guard.spares == 0 || !run.guard.spares_check => return None,
-        () if run.checkpoint.every == Some(0) => {
-            "without checkpoints on the way (checkpoint.every = 0) they have nothing to compute from"
-        }
-        () if run.layout.group > 1 => "ranks share the experts of a group (layout.ep), for which it is not built",
-        () => return None,
-    };
-    Some(format!("guard.spares_check: spares check their device only, and no gradients of the ranks: {why}"))
 }
 
 /// What a person is told of mirrors, and their price.
