@@ -25,22 +25,23 @@ impl Machine {
 
     /// `program`, held on the first `cores` cores: the same for both sides.
     pub fn command(&self, cores: usize, program: &Path) -> Command {
-        if !self.pins || self.cores.is_empty() {
-            return Command::new(program);
-        }
-        let mut command = Command::new("taskset");
-        let list: Vec<_> = self.cores.iter().take(cores).map(usize::to_string).collect();
-        command.arg("-c").arg(list.join(",")).arg(program);
-        command
+        self.command_at(0, cores, program)
     }
 
     /// `program` as `rank`, held on one core: ranks take the cores in turn.
     pub fn rank_command(&self, rank: usize, program: &Path) -> Command {
+        self.command_at(rank, 1, program)
+    }
+
+    /// `program` at `place` of those that run at once, each held on `cores` cores; places take the cores in turn.
+    pub fn command_at(&self, place: usize, cores: usize, program: &Path) -> Command {
         if !self.pins || self.cores.is_empty() {
             return Command::new(program);
         }
         let mut command = Command::new("taskset");
-        command.arg("-c").arg(self.cores[rank % self.cores.len()].to_string()).arg(program);
+        let all = self.cores.len();
+        let list: Vec<_> = (place * cores..(place + 1) * cores).map(|i| self.cores[i % all].to_string()).collect();
+        command.arg("-c").arg(list.join(",")).arg(program);
         command
     }
 

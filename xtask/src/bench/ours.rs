@@ -2,6 +2,7 @@
 
 use std::fs;
 use std::path::{Path, PathBuf};
+use std::thread;
 use std::time::Duration;
 
 use events::{Event, RankReport};
@@ -54,12 +55,26 @@ impl Ours<'_> {
         Ok(WARMUP + ((seconds / step).ceil() as usize).max(STEPS_MIN))
     }
 
-    /// Trains for `steps`.
+    /// Trains for `steps`, [`Mode::apart`] times at once.
     pub fn train(&self, shape: &Shape, mode: &Mode, steps: usize) -> Result<Sample, String> {
-        let (run_file, run_dir) = (self.folder.join("bench.toml"), self.folder.join("run"));
+        let run_file = self.folder.join("bench.toml");
         fs::write(&run_file, shape.run_file(steps as u64)).map_err(|e| format!("cannot write the run file: {e}"))?;
-        let mut command = self.machine.command(mode.cores(), &self.binary);
-        command.arg("train").arg(&run_file).arg("--run-dir").arg(&run_dir).arg("--json");
+        let runs = thread::scope(|scope| {
+            let start = |place| {
+                let run_file = &run_file;
+                scope.spawn(move || self.train_at(place, shape, mode, run_file))
+            };
+            let started: Vec<_> = (0..mode.apart).map(start).collect();
+            started.into_iter().map(|run| run.join().expect("a run does not panic")).collect::<Result<Vec<_>, _>>()
+        })?;
+        Ok(together(&runs))
+    }
+
+    /// One run of those that are at work at once, on its own cores.
+    fn train_at(&self, place: usize, shape: &Shape, mode: &Mode, run_file: &Path) -> Result<Sample, String> {
+        let run_dir = self.folder.join(format!("run-{place}"));
+        let mut command = self.machine.command_at(place, mode.cores(), &self.binary);
+        command.arg("train").arg(run_file).arg("--run-dir").arg(&run_dir).arg("--json");
         command.arg("--set").args(mode.sets(shape)).args(self.sets);
         let output = process::output(&mut command, LIMIT);
         // The checkpoint of its end is no use to anybody.
@@ -75,6 +90,19 @@ impl Ours<'_> {
         command.arg("--set").args(mode.sets(shape)).args(self.sets);
         let output = process::output(&mut command, LIMIT)?;
         evaluated(&output).ok_or_else(|| "lockstep eval printed no loss".into())
+    }
+}
+
+/// Runs at once as one: their tokens add up.
+fn together(runs: &[Sample]) -> Sample {
+    let sum = |field: fn(&Sample) -> f64| runs.iter().map(field).sum::<f64>();
+    let mean = |field| sum(field) / runs.len() as f64;
+    Sample {
+        tokens_per_s: sum(|run| run.tokens_per_s),
+        mfu: mean(|run| run.mfu),
+        peak_bytes: runs.iter().map(|run| run.peak_bytes).fold(0.0, f64::max),
+        compute: mean(|run| run.compute),
+        exchange: mean(|run| run.exchange),
     }
 }
 
@@ -151,6 +179,13 @@ mod tests {
         events.extend([finished(0, 70), finished(1, 90)]);
         let want = Sample { tokens_per_s: 400.0, mfu: 0.4, peak_bytes: 90.0, compute: 0.75, exchange: 0.25 };
         assert_eq!(sample(&events, 2).unwrap(), want);
+    }
+
+    #[test]
+    fn tokens_of_runs_at_once_add_up() {
+        let run = |tokens_per_s, mfu, peak_bytes| Sample { tokens_per_s, mfu, peak_bytes, compute: 1.0, exchange: 0.0 };
+        let want = Sample { tokens_per_s: 700.0, mfu: 0.5, peak_bytes: 90.0, compute: 1.0, exchange: 0.0 };
+        assert_eq!(together(&[run(400.0, 0.6, 70.0), run(300.0, 0.4, 90.0)]), want);
     }
 
     #[test]

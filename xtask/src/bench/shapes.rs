@@ -48,6 +48,8 @@ pub struct Mode {
     pub tp: usize,
     /// Tensor cells that each rank hosts.
     pub cells: usize,
+    /// Runs at once, each on cores of its own, that share nothing but the machine: no layout on as many cores is faster by much.
+    pub apart: usize,
     /// Pipeline stages.
     pub pp: usize,
     /// They share the work evenly, the head counted, and not the layers.
@@ -72,6 +74,7 @@ const ALONE: Mode = Mode {
     cp: 1,
     tp: 1,
     cells: 1,
+    apart: 1,
     pp: 1,
     balanced: false,
     zero: 0,
@@ -84,8 +87,9 @@ const ALONE: Mode = Mode {
 pub const ONE: Mode = Mode { name: "1x1", ..ALONE };
 
 /// All modes.
-pub const MODES: [Mode; 13] = [
+pub const MODES: [Mode; 14] = [
     ONE,
+    Mode { name: "apart2", apart: 2, variants: &[], ..ALONE },
     Mode { name: "1x2", threads: 2, ..ALONE },
     Mode { name: "cells4", cells: 4, variants: &[], ..ALONE },
     Mode { name: "dp2-zero0", dp: 2, variants: &["ddp"], ..ALONE },
@@ -122,9 +126,14 @@ impl Mode {
         }
     }
 
-    /// Cores that it keeps busy.
+    /// Cores that one run of it keeps busy.
     pub fn cores(&self) -> usize {
         self.ranks() * self.threads
+    }
+
+    /// Cores that all its runs keep busy.
+    pub fn all_cores(&self) -> usize {
+        self.apart * self.cores()
     }
 
     /// Grid and layout as overrides of a run; the grid is the one that is fastest under this layout.

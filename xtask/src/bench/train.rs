@@ -58,7 +58,7 @@ pub fn run(root: &Path, args: &Args) -> Result<bool, String> {
         Some(Err(why)) => (None, Some(why)),
     };
     let mut report = Report::new(args.json, peer.as_ref().map(|peer| peer.versions.import_bytes));
-    machine.notes(modes.iter().map(Mode::cores).max().unwrap_or(1)).iter().for_each(|note| report.note(note));
+    machine.notes(modes.iter().map(Mode::all_cores).max().unwrap_or(1)).iter().for_each(|note| report.note(note));
     peer.iter().flat_map(Peer::notes).for_each(|note| report.note(&note));
     if let Some(why) = &missing {
         eprintln!("error: {why}; only our side is measured");
