@@ -221,7 +221,7 @@ mod tests {
 
     #[test]
     fn the_script_is_told_shape_and_mode() {
-        let spec = spec(SHAPES[0].json().unwrap(), &MODES[1], "eager", 3.0);
+        let spec = spec(SHAPES[0].json().unwrap(), MODES.iter().find(|mode| mode.name == "1x2").unwrap(), "eager", 3.0);
         assert_eq!((&spec["threads"], &spec["ranks"]), (&json!(2), &json!(1)));
         assert_eq!(spec["shape"]["batch"], 16);
     }

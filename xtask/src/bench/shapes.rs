@@ -89,8 +89,8 @@ pub const ONE: Mode = Mode { name: "1x1", ..ALONE };
 /// All modes.
 pub const MODES: [Mode; 14] = [
     ONE,
-    Mode { name: "apart2", apart: 2, variants: &[], ..ALONE },
     Mode { name: "1x2", threads: 2, ..ALONE },
+    Mode { name: "apart2", apart: 2, variants: &[], ..ALONE },
     Mode { name: "cells4", cells: 4, variants: &[], ..ALONE },
     Mode { name: "dp2-zero0", dp: 2, variants: &["ddp"], ..ALONE },
     Mode { name: "dp2-zero1", dp: 2, zero: 1, variants: &["zero", "fsdp2"], ..ALONE },
