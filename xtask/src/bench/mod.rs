@@ -1,5 +1,6 @@
 //! `cargo xtask bench`: how fast the trainer is, alone and beside others.
 
+mod balanced;
 mod collectives;
 mod kernels;
 mod machine;

@@ -8,6 +8,7 @@ use std::time::Duration;
 use events::{Event, RankReport};
 use serde_json::Value;
 
+use super::balanced;
 use super::machine::Machine;
 use super::process;
 use super::shapes::{Mode, Shape};
@@ -18,7 +19,7 @@ pub const WARMUP: usize = 3;
 /// Fewest steps that count.
 pub const STEPS_MIN: usize = 3;
 /// Longest run of a binary.
-const LIMIT: Duration = Duration::from_secs(900);
+pub const LIMIT: Duration = Duration::from_secs(900);
 
 /// What one run of one side came to.
 #[derive(Debug, Clone, Default, PartialEq)]
@@ -33,6 +34,8 @@ pub struct Sample {
     pub compute: f64,
     /// The same for moving data and waiting for it.
     pub exchange: f64,
+    /// Rows of the fullest expert over the mean, of the worst layer, median; NaN without experts, or where it is not measured.
+    pub load: f64,
 }
 
 /// The binary, and a folder for its runs.
@@ -41,6 +44,8 @@ pub struct Ours<'a> {
     pub binary: PathBuf,
     /// A temporary folder.
     pub folder: PathBuf,
+    /// Where trained weights are kept that runs start from.
+    pub kept: PathBuf,
     /// The machine.
     pub machine: &'a Machine,
     /// Further overrides of its runs.
@@ -58,7 +63,9 @@ impl Ours<'_> {
     /// Trains for `steps`, [`Mode::apart`] times at once.
     pub fn train(&self, shape: &Shape, mode: &Mode, steps: usize) -> Result<Sample, String> {
         let run_file = self.folder.join("bench.toml");
-        fs::write(&run_file, shape.run_file(steps as u64)).map_err(|e| format!("cannot write the run file: {e}"))?;
+        let text = balanced::weights(self, shape)?
+            .map_or_else(|| shape.run_file(steps as u64), |weights| shape.run_file_from(steps as u64, &weights));
+        fs::write(&run_file, text).map_err(|e| format!("cannot write the run file: {e}"))?;
         let runs = thread::scope(|scope| {
             let start = |place| {
                 let run_file = &run_file;
@@ -103,6 +110,7 @@ fn together(runs: &[Sample]) -> Sample {
         peak_bytes: runs.iter().map(|run| run.peak_bytes).fold(0.0, f64::max),
         compute: mean(|run| run.compute),
         exchange: mean(|run| run.exchange),
+        load: mean(|run| run.load),
     }
 }
 
@@ -138,7 +146,9 @@ fn sample(events: &[Event], ranks: usize) -> Result<Sample, String> {
     };
     let share =
         |class| finished.iter().map(|r| spent(r, class) / spent(r, "train")).sum::<f64>() / finished.len() as f64;
+    let loads = median(counted.iter().filter_map(|step| Some(step.experts.as_ref()?.max_over_mean)));
     Ok(Sample {
+        load: loads.unwrap_or(f64::NAN),
         tokens_per_s: of(|step| step.tokens_per_s),
         mfu: of(|step| step.mfu),
         peak_bytes: finished.iter().map(|report| report.peak_bytes).max().unwrap_or(0) as f64,
@@ -164,7 +174,12 @@ mod tests {
             tokens_per_s,
             tokens_per_s_rank: tokens_per_s,
             mfu,
-            experts: None,
+            experts: Some(events::ExpertLoad {
+                max_over_mean: 1.5,
+                max_vio: 0.5,
+                copies_per_token: 0.0,
+                aux_loss: None,
+            }),
         })
     }
 
@@ -177,14 +192,21 @@ mod tests {
     fn the_median_leaves_the_warm_up_out() {
         let mut events: Vec<_> = [1.0, 2.0, 3.0, 500.0, 300.0, 400.0].map(|rate| step(1, rate)).into();
         events.extend([finished(0, 70), finished(1, 90)]);
-        let want = Sample { tokens_per_s: 400.0, mfu: 0.4, peak_bytes: 90.0, compute: 0.75, exchange: 0.25 };
+        let want = Sample { tokens_per_s: 400.0, mfu: 0.4, peak_bytes: 90.0, compute: 0.75, exchange: 0.25, load: 1.5 };
         assert_eq!(sample(&events, 2).unwrap(), want);
     }
 
     #[test]
     fn tokens_of_runs_at_once_add_up() {
-        let run = |tokens_per_s, mfu, peak_bytes| Sample { tokens_per_s, mfu, peak_bytes, compute: 1.0, exchange: 0.0 };
-        let want = Sample { tokens_per_s: 700.0, mfu: 0.5, peak_bytes: 90.0, compute: 1.0, exchange: 0.0 };
+        let run = |tokens_per_s, mfu, peak_bytes| Sample {
+            tokens_per_s,
+            mfu,
+            peak_bytes,
+            compute: 1.0,
+            exchange: 0.0,
+            load: 1.5,
+        };
+        let want = Sample { tokens_per_s: 700.0, mfu: 0.5, peak_bytes: 90.0, compute: 1.0, exchange: 0.0, load: 1.5 };
         assert_eq!(together(&[run(400.0, 0.6, 70.0), run(300.0, 0.4, 90.0)]), want);
     }
 

@@ -153,6 +153,7 @@ fn sample(line: &str) -> Result<Sample, String> {
         mfu: f64::NAN,
         compute: f64::NAN,
         exchange: f64::NAN,
+        load: f64::NAN,
     })
 }
 

@@ -67,7 +67,7 @@ fn object(row: &Row, m: &Measurement) -> String {
 
 fn head() -> String {
     format!(
-        "{:<5} {:<9} {:>8} {:>5} {:>8} {:<9} {:>6} {:>6} | {:>6} {:>6} | {:>8} {:>8} {:>6} {:>6} | {:>7} {:>8}",
+        "{:<10} {:<17} {:>8} {:>5} {:>8} {:<9} {:>6} {:>6} | {:>6} {:>6} | {:>8} {:>8} {:>6} {:>6} | {:>7} {:>8} {:>5}",
         "shape",
         "mode",
         "tok/s",
@@ -83,7 +83,8 @@ fn head() -> String {
         "ratio",
         "(net)",
         "compute",
-        "exchange"
+        "exchange",
+        "load"
     )
 }
 
@@ -98,7 +99,7 @@ fn line(row: &Row, all: &[Measurement]) -> String {
     let ratio = |metric: &str| show(find(metric).and_then(|m| m.ratio), 1.0, 2, "");
     let percent = |value| show(value, 100.0, 0, "%");
     format!(
-        "{:<5} {:<9} {:>8} {:>5} {:>8} {:<9} {:>6} {:>6} | {:>6} {:>6} | {:>8} {:>8} {:>6} {:>6} | {:>7} {:>8}",
+        "{:<10} {:<17} {:>8} {:>5} {:>8} {:<9} {:>6} {:>6} | {:>6} {:>6} | {:>8} {:>8} {:>6} {:>6} | {:>7} {:>8} {:>5}",
         row.shape,
         row.mode,
         show(value("tokens_per_s"), 1.0, 0, ""),
@@ -115,6 +116,7 @@ fn line(row: &Row, all: &[Measurement]) -> String {
         ratio("peak_bytes_over_import"),
         percent(value("compute_share")),
         percent(value("exchange_share")),
+        show(value("max_over_mean"), 1.0, 2, ""),
     )
 }
 
@@ -124,7 +126,14 @@ mod tests {
     use super::*;
 
     fn row() -> Row {
-        let at = |tokens_per_s, peak_bytes| Sample { tokens_per_s, peak_bytes, mfu: 0.5, compute: 0.9, exchange: 0.1 };
+        let at = |tokens_per_s, peak_bytes| Sample {
+            tokens_per_s,
+            peak_bytes,
+            mfu: 0.5,
+            compute: 0.9,
+            exchange: 0.1,
+            load: 1.5,
+        };
         let mut row = Row { shape: "S", mode: "1x1", ours: vec![at(1000.0, 1e8)], loss: Some(5.0), ..Row::default() };
         row.add("eager", 5.0, at(800.0, 8e8));
         row

@@ -108,6 +108,7 @@ impl Row {
             measured("loss", "nats", self.loss, best.map(|(peer, _)| peer.loss)),
             measured("compute_share", "of step", ours(|sample| sample.compute), None),
             measured("exchange_share", "of step", ours(|sample| sample.exchange), None),
+            measured("max_over_mean", "of mean", ours(|sample| sample.load), None),
             measured("times_one_rank", "times", self.times_one_rank(), None),
             measured("spread", "of median", self.spread(), best.and_then(|(peer, _)| rates_spread(&peer.samples))),
         ];
@@ -140,7 +141,7 @@ mod tests {
     use super::*;
 
     fn at(tokens_per_s: f64, peak_bytes: f64) -> Sample {
-        Sample { tokens_per_s, peak_bytes, mfu: tokens_per_s / 1000.0, compute: 0.9, exchange: 0.1 }
+        Sample { tokens_per_s, peak_bytes, mfu: tokens_per_s / 1000.0, compute: 0.9, exchange: 0.1, load: f64::NAN }
     }
 
     fn row() -> Row {

@@ -1,5 +1,7 @@
 //! What is trained, and how it is split.
 
+use std::path::Path;
+
 use program::balance;
 use serde_json::{Value, json};
 use spec::Run;
@@ -15,23 +17,33 @@ pub struct Shape {
     pub seq: usize,
     /// Sequences per step.
     pub batch: usize,
+    /// What the model has more than its preset.
+    pub experts: &'static str,
+    /// Steps that it is trained before anything is measured, with an auxiliary loss; 0: it is measured with its initial weights.
+    pub balancing: u64,
 }
 
-/// All shapes. Most rows of E choose the same two or three experts from its first step on, and the rank that has these makes the
-/// other one wait; E-even has the work of E, and as many rows for every expert.
-pub const SHAPES: [Shape; 6] = [
-    Shape { name: "S", preset: "S", seq: 128, batch: 16 },
-    Shape { name: "M", preset: "M", seq: 256, batch: 8 },
-    Shape { name: "L", preset: "L", seq: 256, batch: 4 },
-    Shape { name: "long", preset: "M", seq: 2048, batch: 1 },
-    Shape { name: "E", preset: "M", seq: 256, batch: 8 },
-    Shape { name: "E-even", preset: "M", seq: 256, batch: 8 },
-];
+const DENSE: Shape = Shape { name: "", preset: "M", seq: 256, batch: 8, experts: "", balancing: 0 };
 
 /// What the model of shape E has more than its preset.
 const EXPERTS: &str = "experts = 8\nexperts_per_token = 2\nexpert_ffn = 352\n";
 /// And that of E-even: every row chooses both.
 const EVEN: &str = "experts = 2\nexperts_per_token = 2\nexpert_ffn = 352\n";
+/// What balances the routers of a shape with `balancing`.
+const BALANCE: &str = "aux_loss = 1e-2\n";
+
+/// All shapes. Most rows of E choose the same two or three experts from its first step on, and the rank that has these makes the
+/// other one wait; E-even has the work of E, and as many rows for every expert. E-balanced is E as it is in use: with routers
+/// that were trained with an auxiliary loss.
+pub const SHAPES: [Shape; 7] = [
+    Shape { name: "S", preset: "S", seq: 128, batch: 16, ..DENSE },
+    Shape { name: "M", ..DENSE },
+    Shape { name: "L", preset: "L", batch: 4, ..DENSE },
+    Shape { name: "long", seq: 2048, batch: 1, ..DENSE },
+    Shape { name: "E", experts: EXPERTS, ..DENSE },
+    Shape { name: "E-even", experts: EVEN, ..DENSE },
+    Shape { name: "E-balanced", experts: EXPERTS, balancing: 300, ..DENSE },
+];
 
 /// A layout, and how the peer does the same.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -119,7 +131,7 @@ impl Mode {
         let alone = self.ranks() == 1 && self.cells == 1;
         match shape.name {
             "S" if self.cells > 1 || self.balanced => false,
-            "E" => alone || self.ep > 1,
+            "E" | "E-balanced" => alone || self.ep > 1,
             "E-even" => self.ep > 1,
             "long" => alone || self.cp > 1,
             _ => self.cp * self.ep == 1,
@@ -169,15 +181,26 @@ impl Mode {
 impl Shape {
     /// The run file of `steps` steps on synthetic data: no validation, a checkpoint only at the end.
     pub fn run_file(&self, steps: u64) -> String {
-        let Self { preset, seq, batch, .. } = self;
-        let experts = match self.name {
-            "E" => EXPERTS,
-            "E-even" => EVEN,
-            _ => "",
-        };
+        self.file(steps, "", "", "")
+    }
+
+    /// The same from trained weights. They stay what they are: the learning rate is next to nothing; and the data comes in
+    /// another order than they were trained with.
+    pub fn run_file_from(&self, steps: u64, weights: &Path) -> String {
+        let model = format!("{BALANCE}from = {:?}\n", weights.display().to_string());
+        self.file(steps, &model, "seed = 2\n", "lr = 1e-9\n")
+    }
+
+    /// The run file of the training that comes before, if there is one.
+    pub fn balancing_file(&self) -> Option<String> {
+        (self.balancing > 0).then(|| self.file(self.balancing, BALANCE, "", "warmup = 20\n"))
+    }
+
+    fn file(&self, steps: u64, model: &str, data: &str, train: &str) -> String {
+        let Self { preset, seq, batch, experts, .. } = self;
         format!(
-            "[model]\npreset = \"{preset}\"\n{experts}\n[data]\nsource = \"synthetic\"\neod = false\n\n\
-             [train]\nsteps = {steps}\nbatch = {batch}\nseq = {seq}\neval_sequences = 0\n"
+            "[model]\npreset = \"{preset}\"\n{experts}{model}\n[data]\nsource = \"synthetic\"\neod = false\n{data}\n\
+             [train]\nsteps = {steps}\nbatch = {batch}\nseq = {seq}\neval_sequences = 0\n{train}"
         )
     }
 
@@ -226,6 +249,18 @@ mod tests {
     }
 
     #[test]
+    fn trained_weights_keep_the_shape_and_stay_what_they_are() {
+        let balanced = SHAPES.iter().find(|shape| shape.balancing > 0).unwrap();
+        let before = Run::parse(&balanced.balancing_file().unwrap(), "before", &[], 1).unwrap();
+        assert_eq!((before.train.steps, before.model.moe.as_ref().unwrap().aux_loss), (balanced.balancing, 1e-2));
+        let file = balanced.run_file_from(7, Path::new("a folder"));
+        assert!(file.contains("from = \"a folder\"\n") && file.contains("lr = 1e-9\n"), "{file}");
+        let plain = Run::parse(&file.replace("from = \"a folder\"\n", ""), "after", &[], 1).unwrap();
+        assert_eq!(plain.model, before.model);
+        assert!(SHAPES[0].balancing_file().is_none());
+    }
+
+    #[test]
     fn the_shapes_are_those_of_the_table() {
         let l = SHAPES[2].json().unwrap();
         let want = json!({
@@ -241,6 +276,6 @@ mod tests {
         let picked = |words: &[&str]| pick(&SHAPES, |s| s.name, &names(words));
         assert_eq!(picked(&[]).unwrap().len(), SHAPES.len());
         assert_eq!(picked(&["L", "S"]).unwrap(), [SHAPES[0], SHAPES[2]]);
-        assert!(picked(&["XL"]).unwrap_err().contains("S, M, L, long, E, E-even"));
+        assert!(picked(&["XL"]).unwrap_err().contains("S, M, L, long, E, E-even, E-balanced"));
     }
 }

@@ -63,7 +63,13 @@ pub fn run(root: &Path, args: &Args) -> Result<bool, String> {
     if let Some(why) = &missing {
         eprintln!("error: {why}; only our side is measured");
     }
-    let ours = Ours { binary, folder: temporary.path().to_owned(), machine: &machine, sets: &args.sets };
+    let ours = Ours {
+        binary,
+        folder: temporary.path().to_owned(),
+        kept: root.join("target").join("bench-weights"),
+        machine: &machine,
+        sets: &args.sets,
+    };
     let sides = Sides { ours, peer, args };
     let mut complete = missing.is_none();
     for shape in &shapes {
@@ -87,7 +93,8 @@ pub fn run(root: &Path, args: &Args) -> Result<bool, String> {
 impl Sides<'_> {
     /// The folder with the weights and tokens that both sides start from.
     fn saved(&self, shape: &Shape) -> Result<Option<PathBuf>, String> {
-        let Some(peer) = &self.peer else { return Ok(None) };
+        // Trained weights are compared with our own one rank alone.
+        let Some(peer) = self.peer.as_ref().filter(|_| shape.balancing == 0) else { return Ok(None) };
         let folder = self.ours.folder.join(shape.name);
         peer.save(shape, &folder)?;
         Ok(Some(folder))
