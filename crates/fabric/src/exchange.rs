@@ -31,12 +31,15 @@ impl Endpoint {
             buffer.resize(len, 0.0);
             buffer
         };
-        let came = self.all_to_all_into(group, send, room)?;
+        let came = self.all_to_all_into(group, send, room, &mut || false)?;
         recv.iter_mut().zip(came).for_each(|(recv, came)| *recv = came);
         Ok(())
     }
 
     /// [`Endpoint::all_to_all`] into buffers that `room` makes, for what a member sends and of its length; by member.
+    ///
+    /// While another member has not come yet, `meanwhile` is called again and again until it says that it has nothing to do:
+    /// a little work that can wait until somebody has to.
     ///
     /// In step s every member sends to the one s places up and receives from the one s places down, block by block, so
     /// that both directions are busy and no member hears many at once.
@@ -48,6 +51,7 @@ impl Endpoint {
         group: &Group,
         send: &[&[f32]],
         room: &mut dyn FnMut(usize, usize) -> Vec<f32>,
+        meanwhile: &mut dyn FnMut() -> bool,
     ) -> Result<Vec<Vec<f32>>, FabricError> {
         let all = send.iter().map(|part| size_of_val(*part)).sum();
         self.run(group, Operation::AllToAll, all, |task, inner| {
@@ -62,6 +66,7 @@ impl Endpoint {
             for step in 1..members {
                 let (to, from) = ((me + step) % members, (me + members - step) % members);
                 inner.mail.send(task, to, DIRECT, &[&(send[to].len() as u64).to_le_bytes()])?;
+                while !inner.mail.is_here(task, from, DIRECT)? && meanwhile() {}
                 let mut count = [0; COUNT_BYTES];
                 inner.mail.recv_into(task, from, DIRECT, &mut count)?;
                 let expected = u64::from_le_bytes(count) as usize;

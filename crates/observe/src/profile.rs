@@ -95,14 +95,19 @@ impl Rows {
                 sum.calls += 1;
             }
         }
-        for (instr, ns) in &step.moved {
-            let Some((label, _, _)) = known.get(*instr) else { continue };
-            let from = &mut self.sum(label).ns[rank];
-            let ns = (*ns).min(*from);
-            *from -= ns;
-            let sum = self.sum(&Label { group: "exchange", name: "moving what was posted".into() });
-            sum.ns[rank] += ns;
-            sum.calls += 1;
+        // What instructions did beside what they are there for.
+        let moved = Label { group: "exchange", name: "moving what was posted".into() };
+        let late = Label { group: "optimizer", name: "update of mirrors while others are waited for".into() };
+        for (beside, times) in [(moved, &step.moved), (late, &step.late)] {
+            for (instr, ns) in times {
+                let Some((label, _, _)) = known.get(*instr) else { continue };
+                let from = &mut self.sum(label).ns[rank];
+                let ns = (*ns).min(*from);
+                *from -= ns;
+                let sum = self.sum(&beside);
+                sum.ns[rank] += ns;
+                sum.calls += 1;
+            }
         }
         for flight in &step.flights {
             let hidden = hidden_ns(flight, step.spans().zip(known.iter().map(|(label, _, _)| label)));

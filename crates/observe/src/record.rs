@@ -31,6 +31,9 @@ pub struct StepRecord {
     /// Instructions after which what had been posted was moved on, and how long that took; it is part of their span.
     #[serde(default)]
     pub moved: Vec<(usize, u64)>,
+    /// Instructions in which mirrored state was updated, and how long that took; it is part of their span.
+    #[serde(default)]
+    pub late: Vec<(usize, u64)>,
 }
 
 /// An exchange between its start and the moment when its result was there.

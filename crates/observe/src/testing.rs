@@ -53,6 +53,7 @@ pub fn record(world: &World, steps: u64) -> Vec<RankRecord> {
                 marks,
                 flights: Vec::new(),
                 moved: Vec::new(),
+                late: Vec::new(),
             }
         };
         RankRecord { rank, steps: (0..steps).map(step).collect() }

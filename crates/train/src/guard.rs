@@ -46,6 +46,22 @@ impl Guard {
         }
     }
 
+    /// What is remembered of parameters and both moments in block `block` of what the rank owns of a bucket.
+    pub fn of_block(&self, number: usize, state: &ChunkState, bucket: usize, block: usize) -> [Option<u64>; 3] {
+        let Some(sums) = self.sums.get(number) else { return [None; 3] };
+        let count = |part: &Part| part.data.len().div_ceil(STATE_CHUNK);
+        let mut first: usize = (0..bucket).flat_map(|bucket| parts(state, bucket)).map(|part| count(&part)).sum();
+        let (mut known, mut kind) = ([None; 3], 0);
+        for part in parts(state, bucket) {
+            if part.owned {
+                known[kind] = sums.get(first + block).copied().flatten().filter(|_| block < count(&part));
+                kind += 1;
+            }
+            first += count(&part);
+        }
+        known
+    }
+
     /// Takes the sums that are not known.
     pub fn fill<'s>(&mut self, ctx: &Ctx, states: impl Iterator<Item = &'s ChunkState>) {
         for (number, state) in states.enumerate() {

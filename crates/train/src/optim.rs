@@ -1,5 +1,7 @@
 //! Learning rate and update.
 
+use std::ops::Range;
+
 use spec::run::{LrSchedule, TrainConfig};
 use spec::tensors::STATE_CHUNK;
 
@@ -64,6 +66,30 @@ pub fn apply(
     chunk: &mut ChunkState,
     sums: bool,
 ) -> Option<Written> {
+    let mut written = Vec::with_capacity(chunk.buckets.len());
+    for number in 0..chunk.buckets.len() {
+        // While one is updated, the next one comes from its file, if it has one.
+        chunk.buckets.iter().skip(number).take(2).for_each(BucketState::want);
+        let all = 0..chunk.buckets[number].owned.len();
+        written.push(apply_to(ctx, train, step, decision, chunk, (number, all), sums));
+        if chunk.buckets[number].plan.parameters {
+            chunk.buckets[number].rest();
+        }
+    }
+    sums.then_some(written)
+}
+
+/// [`apply`] to some of the elements that `chunk` owns of a bucket, counted from the first one that it owns; they begin where a
+/// state chunk does.
+pub fn apply_to(
+    ctx: &kernels::Ctx,
+    train: &TrainConfig,
+    step: u64,
+    decision: &Decision,
+    chunk: &mut ChunkState,
+    (number, at): (usize, Range<usize>),
+    sums: bool,
+) -> Vec<[u64; 3]> {
     let base = kernels::AdamW {
         lr: learning_rate(train, step) as f32,
         beta1: train.beta1 as f32,
@@ -75,30 +101,24 @@ pub fn apply(
         grad_scale: decision.grad_scale,
     };
     let ChunkState { held, params, buckets, gathers, .. } = chunk;
-    let mut written = Vec::with_capacity(buckets.len());
-    for number in 0..buckets.len() {
-        // While one is updated, the next one comes from its file, if it has one.
-        buckets.iter().skip(number).take(2).for_each(BucketState::want);
-        let bucket = &mut buckets[number];
-        let BucketState { plan, owned, shard, moment1, moment2, total, .. } = bucket;
-        if !plan.parameters || owned.start == owned.end {
-            written.push(Vec::new());
-            continue;
-        }
-        let inside = held.iter().filter_map(|held| {
-            let (lo, hi) = (held.at.start.max(owned.start), held.at.end.min(owned.end));
-            (lo < hi && held.tensor.role.is_trained()).then(|| {
-                let decays = held.tensor.decays() && !train.no_decay.iter().any(|part| names(part, &held.tensor.name));
-                (lo - owned.start..hi - owned.start, if decays { train.weight_decay as f32 } else { 0.0 })
-            })
-        });
-        let parts: Vec<_> = inside.collect();
-        let p = if *gathers { &mut shard[..] } else { &mut params[owned.clone()] };
-        let state = kernels::AdamWState { p, m: moment1, v: moment2 };
-        written.push(kernels::adamw_parts(ctx, &base, &parts, state, total, STATE_CHUNK, sums));
-        bucket.rest();
+    let BucketState { plan, owned, shard, moment1, moment2, total, .. } = &mut buckets[number];
+    if !plan.parameters || at.is_empty() {
+        return Vec::new();
     }
-    sums.then_some(written)
+    debug_assert!(at.start.is_multiple_of(STATE_CHUNK));
+    // In the flat vector.
+    let here = owned.start + at.start..owned.start + at.end;
+    let inside = held.iter().filter_map(|held| {
+        let (lo, hi) = (held.at.start.max(here.start), held.at.end.min(here.end));
+        (lo < hi && held.tensor.role.is_trained()).then(|| {
+            let decays = held.tensor.decays() && !train.no_decay.iter().any(|part| names(part, &held.tensor.name));
+            (lo - here.start..hi - here.start, if decays { train.weight_decay as f32 } else { 0.0 })
+        })
+    });
+    let parts: Vec<_> = inside.collect();
+    let p = if *gathers { &mut shard[at.clone()] } else { &mut params[here] };
+    let state = kernels::AdamWState { p, m: &mut moment1[at.clone()], v: &mut moment2[at.clone()] };
+    kernels::adamw_parts(ctx, &base, &parts, state, &total[at], STATE_CHUNK, sums)
 }
 
 /// By bucket, the checksums of every [`STATE_CHUNK`] owned elements of parameters, first and second moments.

@@ -52,7 +52,8 @@ fn hash_pieces(executor: &Executor) -> Vec<HashPiece> {
 ///
 /// # Errors
 /// If two holders of one chunk disagree, or a chunk has no holder.
-pub fn digest(executor: &Executor, cursor: u64) -> Result<Digest, TrainError> {
+pub fn digest(executor: &mut Executor, cursor: u64) -> Result<Digest, TrainError> {
+    executor.settle();
     digest_of(executor, cursor, &hash_pieces(executor))
 }
 
@@ -109,12 +110,13 @@ pub(crate) fn meta(executor: &Executor, step: u64, digest: Option<String>) -> Me
 pub fn save(executor: &mut Executor, root: &Path, step: u64, best: &Best) -> Result<Result<Saved, String>, TrainError> {
     let cursor = executor.run.cursor(step);
     let disk_full = std::mem::take(&mut executor.faults.disk_full);
+    executor.settle();
     let executor = &*executor;
     let (endpoint, world) = (&executor.comm.endpoint, &executor.comm.world);
     let first = executor.place.rank == 0;
     let (written, digest) = if executor.run.layout.offload.optimizer() {
         // One bucket after the other comes to memory.
-        let digest = digest(executor, cursor)?;
+        let digest = digest_of(executor, cursor, &hash_pieces(executor))?;
         (Ok(write_by_buckets(executor, root, step)), Ok(digest))
     } else {
         let (tp, tensors, pieces) = (executor.place.grid_tp, &executor.tensors, own_pieces(executor));

@@ -298,7 +298,7 @@ impl RankRun<'_> {
         self.saver.end_store();
         self.saver.news().into_iter().for_each(|event| self.say(event));
         let began = Instant::now();
-        let digest = persist::digest(&self.executor, run.cursor(last))?;
+        let digest = persist::digest(&mut self.executor, run.cursor(last))?;
         self.spent("digest", began);
         self.say(Event::Digest { step: last, digest: digest.to_string(), numerics_version: NUMERICS_VERSION });
         Ok(ended)
@@ -496,7 +496,7 @@ impl RankRun<'_> {
 
     fn hashes(&mut self, step: u64) -> Result<(), TrainError> {
         let began = Instant::now();
-        let digest = persist::digest(&self.executor, self.job.run.cursor(step))?;
+        let digest = persist::digest(&mut self.executor, self.job.run.cursor(step))?;
         let name = |t: &checkpoint::TensorDigest| (format!("{}/{}", t.name, t.kind), t.hash.to_hex().to_string());
         let hashes = digest.tensors.iter().map(name).collect();
         self.spent("digest", began);

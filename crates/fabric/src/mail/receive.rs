@@ -131,6 +131,19 @@ impl Mail {
         Ok(body)
     }
 
+    /// True if the next message of `member` on `lane` is here, or its stream has ended; takes in what has come, and never waits.
+    pub fn is_here(&mut self, task: &Task, member: usize, lane: u8) -> Result<bool, FabricError> {
+        self.abort.check()?;
+        let peer = task.group.ranks[member];
+        let stream = (peer, task.group.id, lane);
+        let waits = |mail: &Self| mail.waiting.get(&stream).is_some_and(|letters| !letters.is_empty());
+        if !waits(self) {
+            self.pump(task, peer, None, false)?;
+            self.push(task, None)?;
+        }
+        Ok(waits(self) || self.inbound[peer as usize].down.is_some())
+    }
+
     /// The next letter of `stream`, or `None` if it went straight to its place.
     fn receive(
         &mut self,

@@ -84,8 +84,7 @@ impl Executor<'_> {
             Value::MirrorGrads => self.mirror_grads()?,
             Value::Ballot => {
                 let began = std::time::Instant::now();
-                let corrupt =
-                    mode == Mode::Train && !self.guard.check(self.ctx, self.states(), self.chunks.len()).is_empty();
+                let corrupt = mode == Mode::Train && self.is_corrupt();
                 self.counts.guard += began.elapsed();
                 let leaves = if mode == Mode::Train { self.recheck.tell() } else { Vec::new() };
                 let writer = self.writer.as_ref().filter(|_| mode == Mode::Train).map(Word::now);

@@ -1,6 +1,8 @@
 //! Rows to the ranks of their experts and back, forward and backward. What lies in a parcel is decided in
 //! [`crate::segments::dispatch`].
 
+use std::time::Duration;
+
 use kernels::Pieces;
 use program::{Instr, Mode};
 
@@ -29,6 +31,7 @@ impl Executor<'_> {
         let unit = unit_of(instr)?;
         let moe = self.run.model.moe.as_ref().ok_or_else(|| unhosted(instr))?;
         let env = Env::new(self.ctx, &self.run.model, &self.place, unit, &self.rope, mode, self.mutant);
+        let own_chunks = self.chunks.len();
         let state = self.chunks.get_mut(&instr.chunk).ok_or_else(|| unhosted(instr))?;
         if trip == Trip::GradBack {
             state.grads.turn_to(leaf_of(&self.run.grid, unit));
@@ -53,8 +56,14 @@ impl Executor<'_> {
         };
         let send: Vec<&[f32]> =
             parcels.iter().enumerate().map(|(member, parcel)| if member == me { &[] } else { &parcel[..] }).collect();
-        let mut received =
-            self.comm.endpoint.all_to_all_into(&self.comm.ep, &send, &mut |_, len| pool.take_loose(len))?;
+        let (later, mirrors) = (&mut self.later, &mut self.mirrors);
+        let meanwhile = &mut || match (later.as_mut(), mirrors.as_mut()) {
+            (Some(later), Some((_, mirrored))) => later.block(self.ctx, self.run, mirrored, &self.guard, own_chunks),
+            _ => false,
+        };
+        let room = &mut |_, len| pool.take_loose(len);
+        let mut received = self.comm.endpoint.all_to_all_into(&self.comm.ep, &send, room, meanwhile)?;
+        self.late += self.later.as_mut().map_or(Duration::ZERO, |later| std::mem::take(&mut later.spent));
         let expected = |member: usize| match trip {
             Trip::Out => None,
             _ if member == me => Some(0),

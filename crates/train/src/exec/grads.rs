@@ -126,7 +126,7 @@ impl Executor<'_> {
     /// Parameters of a bucket from their owners: updated ones, or all of it for its use.
     pub(super) fn params(&mut self, instr: &Instr, bucket: Bucket) -> Result<(), TrainError> {
         if self.run.layout.zero < 3 {
-            self.settle();
+            self.lent.settle();
         }
         if self.posted_params(instr, bucket)? {
             return Ok(());
@@ -155,6 +155,7 @@ impl Executor<'_> {
 
     /// The gradients of the step to the rank that mirrors this one, and those of the mirrored one here.
     pub(super) fn mirror_grads(&mut self) -> Result<(), TrainError> {
+        self.end_later();
         let Some((ward, mirrored)) = &mut self.mirrors else {
             return Err(TrainError::Internal("no state is mirrored here".into()));
         };

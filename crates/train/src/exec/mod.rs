@@ -4,6 +4,7 @@ mod ballot;
 mod exchange;
 mod experts;
 mod grads;
+mod later;
 mod posted;
 mod recheck;
 mod record;
@@ -78,6 +79,12 @@ pub struct Executor<'a> {
     pub chunks: BTreeMap<usize, ChunkState>,
     /// The rank whose state is mirrored here, and that state by its chunks.
     pub mirrors: Option<(usize, BTreeMap<usize, ChunkState>)>,
+    /// The update of that state, if it is not complete.
+    later: Option<later::Later>,
+    /// Time that went into it since that was asked last.
+    late: Duration,
+    /// The look before the vote is for all that is mirrored, too: its last update has not looked at it, or found something.
+    looks_at_mirrors: bool,
     /// All tensors of the model, canonical.
     pub tensors: Vec<Tensor>,
     /// What ran.
@@ -168,6 +175,9 @@ impl<'a> Executor<'a> {
         };
         Self {
             mirrors: Mirrors::of(&run.layout).map(mirror),
+            later: None,
+            late: Duration::ZERO,
+            looks_at_mirrors: true,
             rope: RopeTable::new(run.model.head_dim, run.model.rope_theta, run.train.seq),
             tensors: spec::tensors::tensors(&run.model),
             run,
@@ -239,18 +249,41 @@ impl<'a> Executor<'a> {
         loan
     }
 
-    /// Waits until nothing of the state is lent: before it is changed, or taken out.
+    /// Waits until nothing of the state is lent, and ends the update of what is mirrored: before state is changed, taken out, or
+    /// looked at as a whole.
     pub fn settle(&mut self) {
         self.lent.settle();
+        self.end_later();
+    }
+
+    /// Ends the update of what is mirrored.
+    fn end_later(&mut self) {
+        let Some(mut later) = self.later.take() else { return };
+        let first = self.chunks.len();
+        let Some((_, mirrored)) = &mut self.mirrors else { return };
+        while later.block(self.ctx, self.run, mirrored, &self.guard, first) {}
+        self.late += later.spent;
+        let done = later.done();
+        for (number, (state, written)) in mirrored.values().zip(done.written).enumerate() {
+            self.guard.wrote(first + number, state, written);
+        }
+        self.looks_at_mirrors = done.spoilt || !self.guarded;
+    }
+
+    /// True if the update of what is mirrored may wait: others are waited for where rows travel to their experts, and nothing
+    /// but the gradients and the vote is needed for it.
+    fn may_wait(&self) -> bool {
+        let biases = self.run.model.moe.as_ref().is_some_and(|moe| moe.bias_rate > 0.0);
+        self.mirrors.is_some() && self.comm.ep.len() > 1 && !biases && !self.run.layout.offload.optimizer()
     }
 
     /// The state of this rank, then what it mirrors.
     pub fn states_mut(&mut self) -> impl Iterator<Item = &mut ChunkState> {
-        self.lent.settle();
+        self.settle();
         self.chunks.values_mut().chain(self.mirrors.iter_mut().flat_map(|(_, chunks)| chunks.values_mut()))
     }
 
-    /// [`Executor::states_mut`], to look at.
+    /// [`Executor::states_mut`], to look at; after [`Executor::settle`].
     pub fn states(&self) -> impl Iterator<Item = &ChunkState> {
         self.chunks.values().chain(self.mirrors.iter().flat_map(|(_, chunks)| chunks.values()))
     }
@@ -302,7 +335,9 @@ impl<'a> Executor<'a> {
                 std::thread::sleep(more);
                 over = Instant::now();
             }
-            *(if exchange { &mut self.counts.exchange } else { &mut self.counts.compute }) += over - began;
+            let late = std::mem::take(&mut self.late).min(over - began);
+            *(if exchange { &mut self.counts.exchange } else { &mut self.counts.compute }) += over - began - late;
+            self.counts.compute += late;
             let mut moved = Duration::ZERO;
             if self.comm.endpoint.in_flight() {
                 self.comm.endpoint.progress()?;
@@ -317,6 +352,7 @@ impl<'a> Executor<'a> {
             if let Some(recorder) = &mut self.recorder {
                 recorder.mark(over, exchange.then_some(|| self.comm.endpoint.waited_ns()));
                 recorder.moved(moved);
+                recorder.late(late);
             }
         }
         let outcome = match mode {
@@ -344,9 +380,23 @@ impl<'a> Executor<'a> {
     fn remember(&mut self) {
         let began = Instant::now();
         let mut guard = std::mem::take(&mut self.guard);
-        guard.fill(self.ctx, self.states());
+        match self.later {
+            // It tells what it writes.
+            Some(_) => guard.fill(self.ctx, self.chunks.values()),
+            None => guard.fill(self.ctx, self.states()),
+        }
         self.guard = guard;
         self.counts.guard += began.elapsed();
+    }
+
+    /// True if state is not what was written. What is mirrored was looked at when it was updated, unless that was at once.
+    pub(super) fn is_corrupt(&self) -> bool {
+        let (ctx, own) = (self.ctx, self.chunks.len());
+        let bad = match self.looks_at_mirrors {
+            true => self.guard.check(ctx, self.states(), own),
+            false => self.guard.check(ctx, self.chunks.values(), own),
+        };
+        !bad.is_empty()
     }
 
     /// Runs one instruction; tokens come from [`Executor::load`].
@@ -406,6 +456,7 @@ impl<'a> Executor<'a> {
                 self.lent.settle();
                 let verdict = self.verdict.as_ref().filter(|_| self.decision.is_some());
                 let verdict = verdict.ok_or_else(|| TrainError::Internal("apply before the vote".into()))?;
+                let later = verdict.decision.commit && self.may_wait();
                 let (number, mirrors_from) = (self.chunks.range(..instr.chunk).count(), self.chunks.len());
                 let state = self.chunks.get_mut(&instr.chunk).ok_or_else(|| unhosted(instr))?;
                 mutant::shard(self.mutant, state);
@@ -416,7 +467,10 @@ impl<'a> Executor<'a> {
                     }
                 };
                 apply(number, state);
-                if number == 0 {
+                if number == 0 && later {
+                    self.later = Some(later::Later::new(verdict.clone(), self.guarded));
+                } else if number == 0 {
+                    self.looks_at_mirrors = true;
                     let mirrored = self.mirrors.iter_mut().flat_map(|(_, chunks)| chunks.values_mut());
                     mirrored.enumerate().for_each(|(i, state)| apply(mirrors_from + i, state));
                 }

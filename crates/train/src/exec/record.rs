@@ -70,6 +70,13 @@ impl Recorder {
         }
     }
 
+    /// In the instruction that is over this long went into the update of what is mirrored.
+    pub fn late(&mut self, took: Duration) {
+        if let Some(open) = self.open.as_mut().filter(|_| !took.is_zero()) {
+            open.late.push((open.marks.len().saturating_sub(1), took.as_nanos() as u64));
+        }
+    }
+
     /// An exchange starts that runs beside the instructions which follow; give what comes back to [`Recorder::land`].
     pub fn depart(&self, at: Instant) -> Option<Flight> {
         let open = self.open.as_ref()?;
