@@ -132,7 +132,7 @@ impl Mode {
         match shape.name {
             "S" if self.cells > 1 || self.balanced => false,
             "E" | "E-balanced" => alone || self.ep > 1,
-            "E-even" => self.ep > 1,
+            "E-even" => self.ep > 1 || self.apart > 1,
             "long" => alone || self.cp > 1,
             _ => self.cp * self.ep == 1,
         }
