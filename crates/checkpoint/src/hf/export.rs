@@ -12,6 +12,7 @@ use std::path::{Path, PathBuf};
 use serde_json::{Map, json};
 use spec::Model;
 use spec::hf::HfConfig;
+use spec::moe::AuxScope;
 use spec::tensors::{Tensor, tensors};
 
 use super::convert::{Dtype, first_not_finite, narrow};
@@ -75,6 +76,16 @@ pub fn export(
     export_to(&Disk, dir, model, config_json, options, read)
 }
 
+/// The model without what only its training reads, and without a width that experts stand in for: a folder cannot say these.
+fn computed(model: &Model) -> Model {
+    let mut model = Model { init_std: 0.0, ..model.clone() };
+    if let Some(moe) = &mut model.moe {
+        model.ffn = moe.ffn;
+        (moe.aux_loss, moe.aux_scope) = (0.0, AuxScope::Layer);
+    }
+    model
+}
+
 /// [`export`] to any storage.
 ///
 /// # Errors
@@ -88,7 +99,7 @@ pub fn export_to(
     read: &mut ReadRows<'_>,
 ) -> Result<Exported, HfError> {
     let written = HfConfig::parse(CONFIG, config_json).map_err(|e| HfError::Config { reason: e.to_string() })?;
-    if written.model != *model {
+    if computed(&written.model) != computed(model) {
         return Err(HfError::Config { reason: format!("it says {:?}, the model is {model:?}", written.model) });
     }
     let fresh = !dir.exists();
@@ -237,4 +248,29 @@ fn block(
         let (row, col, value) = place(at);
         HfError::TooLarge { tensor: name(), row, col, value, dtype: dtype.name() }
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use spec::Run;
+
+    /// What only training reads does not keep a model from being exported; what the weights are for does.
+    #[test]
+    fn a_model_is_what_its_weights_compute() {
+        let model = |more: &str| {
+            let experts = "experts = 4\nexperts_per_token = 2\nexpert_ffn = 88\n";
+            let text = format!(
+                "[model]\npreset = \"tiny\"\n{experts}{more}\n[data]\nsource = \"synthetic\"\n[train]\nsteps = 1\nbatch = 2\nseq = 32\n"
+            );
+            Run::parse(&text, "test", &[], 1).unwrap().model
+        };
+        let plain = model("");
+        for more in ["aux_loss = 1e-2", "aux_loss = 1e-2\naux_scope = \"pooled\"", "init_std = 0.01", "ffn = 88"] {
+            assert_eq!(computed(&model(more)), computed(&plain), "{more}");
+        }
+        for more in ["router_renorm = false", "norm_eps = 1e-6", "tied = true", "shared_ffn = 8", "rope_theta = 5.0"] {
+            assert_ne!(computed(&model(more)), computed(&plain), "{more}");
+        }
+    }
 }
