@@ -111,3 +111,86 @@ impl Later {
         Done { written, spoilt: self.spoilt }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::place::Place;
+    use crate::vote::Decision;
+    use kernels::Simd;
+
+    const RUN: &str = "[model]\npreset = \"tiny\"\nexperts = 4\nexpert_ffn = 96\n[data]\nsource = \"synthetic\"\n[train]\nsteps = 2\nbatch = 4\nseq = 32\n[grid]\ndp = 2\nep = 2\n[layout]\ndp = 2\n";
+    const FIRST: usize = 1;
+
+    fn verdict(step: u64) -> Verdict {
+        let (loss, grad_norm, grad_scale) = (1.0, 1.0, 0.5);
+        let decision = Decision { loss, grad_norm, grad_scale, finite: true, commit: true, stop: false, aux: 0.0 };
+        Verdict { step, decision, loads: Vec::new() }
+    }
+
+    fn gradients(state: &mut ChunkState) {
+        for bucket in &mut state.buckets {
+            bucket.total = (0..bucket.owned.len()).map(|i| (i % 7) as f32 - 3.0).collect();
+        }
+    }
+
+    fn bits(state: &ChunkState) -> Vec<u32> {
+        let of = |b: &crate::state::BucketState| [&b.shard[..], &b.moment1, &b.moment2].concat();
+        state.buckets.iter().flat_map(of).map(f32::to_bits).collect()
+    }
+
+    /// Block by block it is the update that is made at once, with its sums; a block that changed in between stays, and is found.
+    #[test]
+    fn late_is_what_at_once_is_and_a_changed_block_stays() {
+        let ctx = Ctx::new(Simd::detect(), 1);
+        let run = Run::parse(RUN, "test", &[], 1).unwrap();
+        assert!(run.layout.mirrored());
+        let place = Place::new(&run.model, &run.grid, &run.layout, run.train.seq, 1);
+        let state = || ChunkState::mirror(&run, &place, 0);
+        let (mut at_once, mut mirrored) = (state(), BTreeMap::from([(0, state())]));
+        let (mut guard, mut expected) = (Guard::default(), Guard::default());
+        for step in 1..=2 {
+            gradients(&mut at_once);
+            let written = verdict(step).apply(&ctx, &run, &mut at_once, true);
+            expected.wrote(FIRST, &at_once, written);
+            gradients(mirrored.get_mut(&0).unwrap());
+            let mut later = Later::new(verdict(step), true);
+            let mut blocks = 0;
+            while later.block(&ctx, &run, &mut mirrored, &guard, FIRST) {
+                blocks += 1;
+            }
+            let done = later.done();
+            assert!(!done.spoilt && blocks > 4, "{blocks} blocks");
+            let state = &mirrored[&0];
+            done.written.into_iter().for_each(|written| guard.wrote(FIRST, state, written));
+            assert_eq!(bits(state), bits(&at_once), "step {step}");
+            assert!(state.buckets.iter().all(|b| b.total.is_empty()), "gradients are given back");
+            for bucket in 0..state.buckets.len() {
+                let of = |guard: &Guard| guard.of_block(FIRST, state, bucket, 0);
+                assert_eq!(of(&guard), of(&expected));
+            }
+        }
+        let state = mirrored.get_mut(&0).unwrap();
+        let bucket = state.buckets.iter().position(|b| b.owned.len() > STATE_CHUNK).unwrap();
+        let changed = &mut state.buckets[bucket].moment1[STATE_CHUNK];
+        *changed = f32::from_bits(changed.to_bits() ^ 1);
+        let before = bits(state);
+        gradients(state);
+        let mut later = Later::new(verdict(3), true);
+        while later.block(&ctx, &run, &mut mirrored, &guard, FIRST) {}
+        let done = later.done();
+        assert!(done.spoilt);
+        let state = &mirrored[&0];
+        done.written.into_iter().for_each(|written| guard.wrote(FIRST, state, written));
+        let own = state_of_nothing(&run, &place);
+        let found = guard.check(&ctx, [&own, state].into_iter(), FIRST);
+        assert!(!found.is_empty() && found.iter().all(|p| p.mirror && p.what.contains("moment1")), "{found:?}");
+        let (after, blocks) = (bits(state), before.len().div_ceil(STATE_CHUNK));
+        assert!(after != before && blocks > 1, "the other blocks are updated");
+    }
+
+    /// What stands before the mirrored state; nothing is known of it.
+    fn state_of_nothing(run: &Run, place: &Place) -> ChunkState {
+        ChunkState::new(run, place, 0)
+    }
+}
