@@ -304,7 +304,7 @@ fn killed(end: &Endpoint) {
     let start = Instant::now();
     let error = end.recv_bytes(&group, 1).expect_err("rank 1 dies");
     assert!(matches!(error, FabricError::PeerGone { rank: 1, .. }), "{error}");
-    assert!(start.elapsed() < Duration::from_secs(2), "noticed after {:?}", start.elapsed());
+    assert!(start.elapsed() < Duration::from_secs(20), "noticed after {:?}", start.elapsed());
     assert_eq!(end.barrier(&group).expect_err("it stays failed"), error);
     // Let the other survivor see the same death and not this rank's farewell.
     std::thread::sleep(Duration::from_millis(100));

