@@ -60,6 +60,8 @@ pub struct Holding {
     path: PathBuf,
     lease: Lease,
     renewed: Instant,
+    /// That it cannot be written was told.
+    told: bool,
 }
 
 impl Holding {
@@ -75,7 +77,7 @@ impl Holding {
             if let Verdict::Take(epoch) = judge(seen.as_ref(), since.elapsed(), &boot) {
                 let nonce = token()?[..8].iter().map(|byte| format!("{byte:02x}")).collect();
                 let lease = Lease { epoch, holder: holder.into(), nonce, boot: boot.clone(), count: 0, free: false };
-                let mut holding = Self { path: path.into(), lease, renewed: Instant::now() };
+                let mut holding = Self { path: path.into(), lease, renewed: Instant::now(), told: false };
                 holding.write()?;
                 // Another one may have taken it in the same moment: the last one has it.
                 if seen.as_ref().is_some_and(|lease| lease.boot != boot) {
@@ -103,29 +105,36 @@ impl Holding {
         self.lease.epoch
     }
 
-    /// Renews it when it is time; to be called before every act.
+    /// Renews it when it is time; to be called before every act. Who cannot write it but reads it as its own goes on: whoever takes it
+    /// meanwhile has a higher epoch, which agents obey, and is seen here at the next look. Returns what the person should know of
+    /// that, once.
     ///
     /// # Errors
     /// Who has it now; what the system refuses for a whole term.
-    pub fn keep(&mut self) -> Result<(), String> {
+    pub fn keep(&mut self) -> Result<Option<String>, String> {
         if self.renewed.elapsed() < TERM / 3 {
-            return Ok(());
+            return Ok(None);
         }
-        let renewed = match read(&self.path) {
+        match read(&self.path) {
             Ok(Some(lease)) if lease.nonce != self.lease.nonce => {
-                return Err(format!("{} has taken over with epoch {}", lease.holder, lease.epoch));
+                Err(format!("{} has taken over with epoch {}", lease.holder, lease.epoch))
             }
-            Ok(None) => return Err("the lease was removed".into()),
+            Ok(None) => Err("the lease was removed".into()),
             Ok(Some(_)) => {
                 self.lease.count += 1;
-                self.write()
+                match self.write() {
+                    Ok(()) => {
+                        self.told = false;
+                        Ok(None)
+                    }
+                    Err(_) if std::mem::replace(&mut self.told, true) => Ok(None),
+                    Err(e) => Ok(Some(format!(
+                        "the lease cannot be renewed ({e}); the run goes on as long as no other controller takes it"
+                    ))),
+                }
             }
-            Err(e) => Err(e),
-        };
-        match renewed {
-            Ok(()) => Ok(()),
-            Err(e) if self.renewed.elapsed() >= TERM => Err(format!("the lease cannot be renewed: {e}")),
-            Err(_) => Ok(()),
+            Err(e) if self.renewed.elapsed() >= TERM => Err(format!("the lease cannot be read: {e}")),
+            Err(_) => Ok(None),
         }
     }
 
@@ -198,7 +207,7 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("lease");
         let mut first = Holding::take(&path, "one", &mut |_| panic!("nothing to wait for")).unwrap();
-        assert_eq!((first.epoch(), first.keep()), (1, Ok(())));
+        assert_eq!((first.epoch(), first.keep()), (1, Ok(None)));
         let second = Holding::take(&path, "two", &mut |_| panic!("nothing to wait for")).unwrap();
         assert_eq!(second.epoch(), 2);
         first.renewed = Instant::now().checked_sub(TERM).unwrap();
@@ -212,6 +221,22 @@ mod tests {
         // As another machine's controller finds it.
         fs::write(&path, text(&Lease { boot: "there".into(), ..given })).unwrap();
         assert_eq!(Holding::take(&path, "three", &mut |_| false).unwrap().epoch(), 3);
+    }
+
+    #[test]
+    fn who_cannot_write_it_goes_on_until_another_has_it() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("lease");
+        let mut holding = Holding::take(&path, "one", &mut |_| true).unwrap();
+        // What it would write first is in the way: as good as a folder that became read-only.
+        let draft = path.with_extension(&holding.lease.nonce);
+        fs::create_dir(&draft).unwrap();
+        holding.renewed = Instant::now().checked_sub(2 * TERM).unwrap();
+        assert!(holding.keep().unwrap().unwrap().contains("cannot be renewed"));
+        assert_eq!(holding.keep(), Ok(None), "it is said once");
+        let second = Holding::take(&path, "two", &mut |_| true).unwrap();
+        assert_eq!(holding.keep(), Err("two has taken over with epoch 2".into()));
+        second.give_back();
     }
 
     #[test]
