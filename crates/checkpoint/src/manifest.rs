@@ -39,6 +39,10 @@ pub struct Meta {
     pub digest: Option<String>,
     /// Wall time of the snapshot, milliseconds since 1970, if the caller wants it recorded.
     pub taken_unix_ms: Option<u64>,
+    /// Where a run has its steps checked (gradients computed by two, and alike): the last step for which that was done when this
+    /// was written. Below `step`: nobody had checked the steps between then.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub checked: Option<u64>,
 }
 
 /// One file of a checkpoint.

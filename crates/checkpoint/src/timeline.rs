@@ -24,6 +24,11 @@ impl Timeline {
     pub fn of(root: &Path) -> Self {
         Self(fs::read(root.join(NAME)).unwrap_or_default())
     }
+
+    /// Its name; empty where the run never went back.
+    pub fn name(&self) -> String {
+        String::from_utf8_lossy(&self.0).trim().into()
+    }
 }
 
 /// Nobody else goes back or commits under `root` as long as this is there. Best effort: where folders cannot be locked the

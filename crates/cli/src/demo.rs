@@ -92,7 +92,7 @@ fn request(run: Run, folder: PathBuf) -> Result<Request, TrainError> {
         run,
         simd: Simd::detect(),
         folder,
-        resume: false,
+        resume: train::launch::Resuming::No,
         digest_every,
         profile: None,
         stop: Arc::new(AtomicBool::new(false)),

@@ -6,7 +6,7 @@ use std::sync::atomic::AtomicBool;
 
 use kernels::Simd;
 use train::TrainError;
-use train::launch::{self, Hosts, Request, Window};
+use train::launch::{self, Hosts, Request, Resuming, Window};
 use train::rank::Ended;
 
 use crate::RunArgs;
@@ -15,6 +15,15 @@ use crate::show::Show;
 /// Exit code of a run that was stopped on request, after a checkpoint.
 const STOPPED: u8 = 3;
 
+/// What [`Args::resume`] goes on from.
+#[derive(Debug, Clone, Copy, clap::ValueEnum)]
+pub enum Which {
+    /// The newest checkpoint.
+    Newest,
+    /// The newest one of which all steps were checked.
+    Checked,
+}
+
 #[derive(clap::Args)]
 pub struct Args {
     #[command(flatten)]
@@ -22,9 +31,10 @@ pub struct Args {
     /// The run's folder [default: runs/NAME-UTC]
     #[arg(long)]
     pub run_dir: Option<PathBuf>,
-    /// Go on from the newest checkpoint in the run's folder, under any layout.
-    #[arg(long, requires = "run_dir")]
-    resume: bool,
+    /// Go on from the newest checkpoint in the run's folder, under any layout; --resume=checked: from the newest one of which all
+    /// steps were checked (guard.recompute_every, guard.spares_check).
+    #[arg(long, requires = "run_dir", value_name = "WHICH", num_args = 0..=1, require_equals = true, default_missing_value = "newest")]
+    resume: Option<Which>,
     /// One JSON object per line.
     #[arg(long)]
     json: bool,
@@ -91,7 +101,11 @@ pub fn go(args: &Args, hosts: Option<Hosts>) -> Result<u8, TrainError> {
         run,
         simd,
         folder,
-        resume: args.resume,
+        resume: match args.resume {
+            None => Resuming::No,
+            Some(Which::Newest) => Resuming::Newest,
+            Some(Which::Checked) => Resuming::Checked,
+        },
         digest_every: args.digest_every,
         profile: args.profile.then_some(Window { warmup: args.profile_warmup, steps: args.profile_steps }),
         stop,

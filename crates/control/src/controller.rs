@@ -7,6 +7,8 @@ mod act;
 mod hear;
 mod rebuild;
 mod spares;
+#[cfg(test)]
+mod tests;
 
 use std::collections::{BTreeMap, HashMap};
 use std::path::PathBuf;
@@ -15,7 +17,7 @@ use std::time::Instant;
 use events::wall::{Wall, Watcher};
 use events::{Event, Intervention};
 use fabric::FabricOptions;
-use policy::{Input, Laws, Policy, Process, Start};
+use policy::{Input, Laws, Policy, Process, Start, Unchecked};
 use spec::Run;
 
 use crate::agent::Agents;
@@ -37,8 +39,9 @@ pub trait Trade: Send {
     fn cores(&self, run: &Run) -> Vec<Vec<usize>>;
     /// Who holds the others up, from what the ranks said about their exchanges; by rank, none: no answer came.
     fn verdict(&self, run: &Run, flights: &[Option<serde_json::Value>]) -> Judgement;
-    /// The checkpoints of these steps are not removed, however old they get.
-    fn hold(&self, steps: &[u64]);
+    /// The checkpoints of these steps are not removed, however old they get. `checked`: the newest one of which all is known to be
+    /// good that was computed before it.
+    fn hold(&self, steps: &[u64], checked: Option<u64>);
     /// Sets checkpoints of steps after `after` aside, in the run's folder and in the slower tier; what was done, or could not be.
     fn distrust(&self, run: &Run, after: u64) -> Vec<String>;
 }
@@ -62,6 +65,8 @@ pub struct Config {
     pub cores: usize,
     /// The checkpoint to go on from.
     pub from: Option<(u64, PathBuf)>,
+    /// That nobody has checked the last steps before that checkpoint.
+    pub unchecked: Option<Unchecked>,
     /// What every rank process is told; `train` wrote it.
     pub job: serde_json::Value,
     /// Where the journal is.
@@ -132,25 +137,31 @@ impl<'a> Controller<'a> {
     /// # Errors
     /// If the journal cannot be written.
     pub fn new(config: &'a Config, trade: &'a dyn Trade) -> std::io::Result<Self> {
-        let mut controller = Self::empty(config, trade)?;
+        let mut controller = Self::empty(config, trade, Journal::open(&config.journal)?);
         let since = config.wall.since_1970();
         controller.journal.write(&Entry::Begin {
             run_toml: config.run.values.to_toml(),
             faults: config.faults.clone(),
             from: config.from.clone(),
+            unchecked: config.unchecked.clone(),
             hosts: config.hosts,
             unix_ms: since.saturating_sub(config.began.elapsed()).as_millis() as u64,
         });
         Ok(controller)
     }
 
-    fn empty(config: &'a Config, trade: &'a dyn Trade) -> std::io::Result<Self> {
-        let start = Start { run: config.run.clone(), cores: config.cores, from: config.from.clone() };
-        Ok(Self {
+    fn empty(config: &'a Config, trade: &'a dyn Trade, journal: Journal) -> Self {
+        let start = Start {
+            run: config.run.clone(),
+            cores: config.cores,
+            from: config.from.clone(),
+            unchecked: config.unchecked.clone(),
+        };
+        Self {
             config,
             trade,
             policy: Policy::new(start, trade.laws()).after_hosts(config.hosts),
-            journal: Journal::open(&config.journal)?,
+            journal,
             faults: config.faults.clone(),
             signs: Signs::default(),
             addresses: BTreeMap::new(),
@@ -170,7 +181,7 @@ impl<'a> Controller<'a> {
             checks: spares::Checks::default(),
             end: None,
             done: None,
-        })
+        }
     }
 
     /// Agents that outlive controllers, as far as they were heard: host, life, number of the news.
@@ -178,9 +189,10 @@ impl<'a> Controller<'a> {
         self.marks.iter().map(|(host, (session, seq))| (host.clone(), *session, *seq)).collect()
     }
 
-    /// What is known of recoveries, for the next controller.
-    pub fn into_repairs(self) -> Repairs {
-        self.repairs
+    /// What the next controller in this process need not find on disk: what is known of recoveries, and the journal, which it may
+    /// not be allowed to open any more.
+    pub fn leave(self) -> (Repairs, Journal) {
+        (self.repairs, self.journal)
     }
 
     /// Milliseconds since the start.
@@ -274,12 +286,8 @@ impl<'a> Controller<'a> {
             self.repairs.clock_seen(None);
             observe(&Event::ClockJumped { rank: None, seconds });
         }
-        if let Some(why) = self.journal.broken() {
-            observe(&Event::Notice {
-                text: format!(
-                    "the journal cannot be written ({why}); the run goes on, a controller that dies now cannot be rebuilt"
-                ),
-            });
+        if let Some(text) = self.journal.news() {
+            observe(&Event::Notice { text });
         }
     }
 

@@ -103,6 +103,9 @@ pub struct Assignment {
     /// The first step is checked by other ranks, whatever the run file says.
     #[serde(default)]
     pub recheck: bool,
+    /// Where steps are checked: the last one that was; what checkpoints say of themselves counts from it on.
+    #[serde(default)]
+    pub checked: Option<u64>,
 }
 
 /// How a rank process joins the fabric.

@@ -29,7 +29,7 @@ pub mod transaction;
 pub use action::{Action, Decision, Origin, Trouble, World};
 pub use held::{Agreement, agree};
 pub use input::{Cause, Decided, Held, Input, Piece, Process};
-pub use ladder::{Policy, Start};
+pub use ladder::{Policy, Start, Unchecked};
 pub use shrink::{Laws, nearest};
 
 /// Exit code of a run whose budget of failures is spent.

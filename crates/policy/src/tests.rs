@@ -35,7 +35,7 @@ struct Desk {
 
 impl Desk {
     fn new(sets: &[&str]) -> Self {
-        let start = Start { run: run(sets), cores: 2, from: None };
+        let start = Start { run: run(sets), cores: 2, from: None, unchecked: None };
         Self { policy: Policy::new(start, Box::new(Anything)), now: 0, seen: Vec::new() }
     }
 

@@ -158,6 +158,7 @@ keys! {
     "checkpoint.background" Bool "true" false "ranks copy their state and go on stepping while it is written; false: they wait for the disk";
     "checkpoint.stagger_ms" Int "0" false "in the background each rank begins to write so much later than the one before it";
     "checkpoint.store" Text "" false "where copies of checkpoints go, such as \"file:///backup/run-1\" or \"s3://bucket/run-1\", this run's alone; unset: nowhere";
+    "checkpoint.last_wait_s" Int "300" false "how long the end of a run tries again to write its last checkpoint, where the disk is full or refuses";
     "checkpoint.failures_per_host_day" Float "0.0012" false "how often a host fails, for every = \"auto\"";
     "guard.beat_ms" Int "100" false "milliseconds between two signs of life of a rank process";
     "guard.heartbeat_timeout_ms" Int "5_000" false "a rank process that was silent for so long is taken for dead";

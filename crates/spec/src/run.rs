@@ -160,6 +160,8 @@ pub struct CheckpointConfig {
     pub stagger_ms: u64,
     /// Where copies go.
     pub store: Option<StoreUrl>,
+    /// How long the end of a run tries again to write its last checkpoint, seconds.
+    pub last_wait_s: u64,
     /// Failures of a host in a day.
     pub failures_per_host_day: f64,
 }
@@ -326,6 +328,8 @@ pub(crate) fn checkpoint(values: &Values) -> Result<CheckpointConfig, SpecError>
     }
     let stagger_ms = values.need("checkpoint.stagger_ms")? as u64;
     at_most_a_year("checkpoint.stagger_ms", stagger_ms)?;
+    let last_wait_s = values.need("checkpoint.last_wait_s")? as u64;
+    at_most_a_year("checkpoint.last_wait_s", last_wait_s)?;
     let store = values.text("checkpoint.store");
     let store = store.map(|url| url.parse().map_err(|expected| values.refuse("checkpoint.store", expected)));
     Ok(CheckpointConfig {
@@ -337,6 +341,7 @@ pub(crate) fn checkpoint(values: &Values) -> Result<CheckpointConfig, SpecError>
         best: values.bool("checkpoint.best").expect("has a default"),
         background: values.bool("checkpoint.background").expect("has a default"),
         stagger_ms,
+        last_wait_s,
         failures_per_host_day,
     })
 }

@@ -7,6 +7,8 @@ use fabric::FabricError;
 
 /// Exit code of a run that was stopped on request.
 const STOPPED: i32 = 3;
+/// Exit code of a run that did all its steps, and whose end could not be saved.
+pub(crate) const NOT_SAVED: i32 = 6;
 
 /// Why a rank or a run could not go on.
 #[derive(Debug, thiserror::Error)]
@@ -130,6 +132,7 @@ impl TrainError {
             Self::Spec(_) | Self::Data(_) | Self::Checkpoint(_) | Self::Hf(_) | Self::Simd(_) | Self::BadInput(_) => 2,
             Self::Stopped(_) => STOPPED,
             Self::Diverged { .. } => 4,
+            Self::LastCheckpoint(_) => NOT_SAVED,
             Self::Rank { code, .. } => *code,
             _ => 70,
         }

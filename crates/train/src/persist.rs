@@ -4,7 +4,7 @@ use std::path::Path;
 
 use checkpoint::{
     Checkpoint, CheckpointError, Digest, DigestBuilder, FileEntry, HashPiece, Kind, Meta, PieceRef, Retention,
-    STATE_CHUNK,
+    STATE_CHUNK, Timeline,
 };
 use kernels::NUMERICS_VERSION;
 use spec::Run;
@@ -96,6 +96,7 @@ pub(crate) fn meta(executor: &Executor, step: u64, digest: Option<String>) -> Me
         tp: executor.place.grid_tp,
         digest,
         taken_unix_ms: None,
+        checked: executor.checked,
     }
 }
 
@@ -174,6 +175,19 @@ pub(crate) fn make_room(root: &Path, step: u64, run: &Run, best: &Best, pending:
     drop(checkpoint::retain(root, &retention));
 }
 
+/// Makes the room that will be there once `step`, the last one, is committed: what retention would remove then, but never the
+/// newest good one. The steps that are gone.
+pub(crate) fn make_room_before(root: &Path, step: u64, run: &Run, best: &Best, pending: &[u64]) -> Vec<u64> {
+    let list = || checkpoint::list(root).unwrap_or_default().into_iter().map(|(step, _)| step).collect::<Vec<_>>();
+    let before = list();
+    let keep = (run.checkpoint.keep - 1).max(1);
+    let mut run = run.clone();
+    run.checkpoint.keep = keep;
+    make_room(root, step, &run, best, pending);
+    let after = list();
+    before.into_iter().filter(|step| !after.contains(step)).collect()
+}
+
 /// The checkpoints to go back to if a device proves to be broken after `step`: of steps up to the last one that was checked; and
 /// the one before this, which may be that of a later check when this one has taken long to write.
 fn sound(root: &Path, step: u64, every: u64) -> Vec<u64> {
@@ -188,17 +202,31 @@ fn sound(root: &Path, step: u64, every: u64) -> Vec<u64> {
 const HELD: &str = "held.json";
 
 /// From now on the checkpoints of these steps stay. That it cannot be written is no reason to stop.
-pub(crate) fn hold(root: &Path, steps: &[u64]) {
+///
+/// `checked`: all that was computed up to the checkpoint of this step was checked, as far as anybody ever asked for it. It holds
+/// for the timeline that the folder is of now: what a run that goes back leaves here says nothing of what it makes then.
+pub(crate) fn hold(root: &Path, steps: &[u64], checked: Option<u64>) {
     let (new, at) = (root.join("held.json.tmp"), root.join(HELD));
-    let text = serde_json::json!({ "schema": 1, "steps": steps }).to_string() + "\n";
-    let _ = std::fs::write(&new, text).and_then(|()| std::fs::rename(&new, &at));
+    let timeline = Timeline::of(root).name();
+    let text = serde_json::json!({ "schema": 1, "steps": steps, "checked": checked, "timeline": timeline });
+    let _ = std::fs::write(&new, text.to_string() + "\n").and_then(|()| std::fs::rename(&new, &at));
+}
+
+/// What [`hold`] wrote; nothing where that is torn.
+fn read_held(root: &Path) -> serde_json::Value {
+    let text = std::fs::read_to_string(root.join(HELD)).unwrap_or_default();
+    serde_json::from_str(&text).unwrap_or_default()
 }
 
 fn held(root: &Path) -> Vec<u64> {
-    let text = std::fs::read_to_string(root.join(HELD)).unwrap_or_default();
-    let read: Option<serde_json::Value> = serde_json::from_str(&text).ok();
-    let steps = read.as_ref().and_then(|value| value["steps"].as_array()).into_iter().flatten();
-    steps.filter_map(serde_json::Value::as_u64).collect()
+    let read = read_held(root);
+    read["steps"].as_array().into_iter().flatten().filter_map(serde_json::Value::as_u64).collect()
+}
+
+/// The step up to which checkpoints under `root` are known to be checked, by the run's controller.
+pub(crate) fn checked(root: &Path) -> Option<u64> {
+    let read = read_held(root);
+    read["checked"].as_u64().filter(|_| read["timeline"].as_str() == Some(&Timeline::of(root).name()))
 }
 
 /// Writes `best.json` beside the checkpoints if the best validation's step has one. A marker that cannot be written is

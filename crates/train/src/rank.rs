@@ -76,6 +76,8 @@ pub struct Job {
     pub mutant: Option<Mutant>,
     /// The first step is checked by other ranks in any case.
     pub recheck: bool,
+    /// Where steps are checked: the last one before this world that was.
+    pub checked: Option<u64>,
 }
 
 /// Runs the rank behind `endpoint`; rank 0 speaks for the run, all ranks report their own end.
@@ -96,6 +98,7 @@ pub fn run(job: &Job, endpoint: Endpoint, start: Start, sink: &dyn Fn(Said)) -> 
     executor.definition = job.data.definition(&job.run);
     executor.pulse = job.pulse.clone();
     executor.guarded = job.run.guard.hash_state;
+    executor.checked = job.checked;
     executor.faults = Faults::new(job.faults.clone(), sink);
     executor.faults.skips = job.run.train.skip.clone();
     let loaded = begin::load(job, &mut executor, start)?;
@@ -295,7 +298,7 @@ impl RankRun<'_> {
         if saved < last {
             self.last_checkpoint(last)?;
         }
-        self.saver.end_store();
+        self.end_store()?;
         self.saver.news().into_iter().for_each(|event| self.say(event));
         let began = Instant::now();
         let digest = persist::digest(&mut self.executor, run.cursor(last))?;
@@ -359,6 +362,7 @@ impl RankRun<'_> {
             self.saver.void();
             return Err(TrainError::Broken { step, ranks: ranks.to_vec() });
         }
+        let agreed = checked && decision.finite && check.judged.agree;
         let wrong = &check.judged.wrong;
         if !wrong.is_empty() {
             let reason = format!("the gradients of ranks {wrong:?} came out differently when they were computed again");
@@ -379,6 +383,9 @@ impl RankRun<'_> {
         }
         if !decision.finite {
             return Err(TrainError::Diverged { step, loss: decision.loss, norm: decision.grad_norm });
+        }
+        if agreed && run.layout.dp > run.layout.group {
+            self.executor.checked = Some(step);
         }
         self.spent("train", began);
         let seconds = began.elapsed().as_secs_f64();

@@ -36,8 +36,12 @@ const PART_LIMIT: Duration = Duration::from_secs(3600);
 const CLOSE_LIMIT: Duration = Duration::from_secs(5);
 /// How often ranks that wait for their writers at the end of a run say so.
 const DRAIN_LOOK: Duration = Duration::from_millis(50);
-/// How long the end of a run waits for the store: less than what is taken for a hang.
+/// How often ranks that wait for the store at the end of a run say so.
+const STORE_LOOK: Duration = Duration::from_secs(1);
+/// How long the end of a run waits for a store that fails, or of a run that was asked to stop; copies that go on are waited for.
 const STORE_LIMIT: Duration = Duration::from_secs(10);
+/// But not longer.
+const STORE_LIMIT_MAX: Duration = Duration::from_secs(3600);
 /// With `checkpoint.every = "auto"`: steps before the first checkpoint, whose cost is not known.
 pub(crate) const FIRST: u64 = 10;
 
@@ -235,18 +239,25 @@ impl Saver {
         Word { busy: self.busy.clone(), token: RandomState::new().build_hasher().finish(), gap: self.gap }
     }
 
-    /// Rank 0, after the last checkpoint: waits for the store, within limits.
-    pub fn end_store(&mut self) {
-        let Some(uploader) = &self.uploader else { return };
-        if !uploader.wait(STORE_LIMIT) {
+    /// Rank 0, after the last checkpoint: waits a while for the store; true if there is nothing to wait for any more. `since`: when
+    /// that began; `hurry`: somebody wants the run to stop.
+    pub fn is_stored(&mut self, since: Instant, hurry: bool) -> bool {
+        let Some(uploader) = &self.uploader else { return true };
+        if uploader.wait(STORE_LOOK) {
+            return true;
+        }
+        let limit = if hurry || uploader.failing() { STORE_LIMIT } else { STORE_LIMIT_MAX };
+        let over = since.elapsed() >= limit;
+        if over {
             let steps = uploader.pending();
             let text = format!(
                 "the checkpoints of steps {steps:?} are NOT in the store after {} s; they are in {}",
-                STORE_LIMIT.as_secs(),
+                since.elapsed().as_secs(),
                 self.root.display()
             );
             self.news.push(Event::Notice { text });
         }
+        over
     }
 
     /// Whether the step is one after which a checkpoint is due; alike on all ranks.

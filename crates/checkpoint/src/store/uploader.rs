@@ -25,6 +25,8 @@ struct State {
     words: Vec<String>,
     /// Steps kept in the store beside the newest.
     also: Vec<u64>,
+    /// The last try failed, and there will be another one.
+    failing: bool,
     over: bool,
 }
 
@@ -85,6 +87,11 @@ impl Uploader {
         std::mem::take(&mut self.shared.lock().words)
     }
 
+    /// Whether the last try to copy something failed.
+    pub fn failing(&self) -> bool {
+        self.shared.lock().failing
+    }
+
     /// Waits until all is copied, at most so long; true if it is.
     pub fn wait(&self, patience: Duration) -> bool {
         let deadline = Instant::now() + patience;
@@ -142,6 +149,7 @@ impl Worker {
             let mut state = self.shared.lock();
             state.words.extend(word);
             state.at_work = None;
+            state.failing = again;
             if again {
                 // A newer one makes this one needless.
                 if state.queue.is_empty() || self.retention.spares(step) {

@@ -157,6 +157,7 @@ impl State {
             tp: self.tp,
             digest: None,
             taken_unix_ms: None,
+            checked: None,
         }
     }
 

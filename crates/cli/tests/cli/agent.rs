@@ -208,6 +208,7 @@ pub fn form(ranks: &mut [&mut Process], generation: u64, sets: &[&str], origin: 
             origin: origin.clone(),
             faults: faults.iter().filter(|f| f.rank == rank).copied().collect(),
             recheck: false,
+            checked: None,
         })));
     }
     if tcp {

@@ -1,6 +1,8 @@
 //! A disk that is full, or refuses, when a checkpoint is due: the run goes on.
 
 use std::fs;
+use std::os::unix::fs::{PermissionsExt, chown};
+use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
@@ -85,20 +87,52 @@ fn a_full_disk_is_retried_until_there_is_space() {
 #[test]
 fn a_disk_that_stays_full_ends_the_run_after_all_steps() {
     let lab = Lab::new();
-    let sets = ["train.steps=4", "checkpoint.every=2", "layout.dp=2"];
+    let sets = ["train.steps=4", "checkpoint.every=2", "layout.dp=2", "checkpoint.last_wait_s=2"];
     let Some(disk) = SmallDisk::new(lab.path("out/checkpoints"), 1000) else { return };
-    let out = lab.train("out", &[], &sets).expect(70);
-    out.says(&["last checkpoint", "step 4", "out/checkpoints", "5 tries", "No space left", "step 2", "--resume"]);
+    let out = lab.train("out", &[], &sets).expect(6);
+    let words = ["last checkpoint", "step 4", "out/checkpoints", "6 tries and 2 s", "No space left", "step 2"];
+    out.says(&words);
+    out.says(&["free some space", "--resume", "checkpoint.last_wait_s"]);
     assert!(out.stdout.contains("step 4/4 "), "{out}");
     let (events, summary) = (events(&lab.path("out")), fs::read_to_string(lab.path("out/summary.json")).unwrap());
     assert_eq!(kinds(&events, "step").len(), 4);
-    assert_eq!(kinds(&events, "checkpoint_failed").len(), 5);
+    assert_eq!(kinds(&events, "checkpoint_failed").len(), 6);
     assert!(summary.contains("\"failed\"") && summary.contains("No space left"), "{summary}");
     // The older checkpoint is whole: with space, nothing but two steps is lost.
     disk.grow();
     let resumed = lab.train("out", &["--resume"], &sets).expect(0);
     assert!(resumed.stdout.contains("going on after step 2 "), "{resumed}");
     assert_eq!(resumed.digest(), Lab::new().train("out", &[], &sets).expect(0).digest());
+}
+
+/// What would be removed once the last checkpoint is there is removed before it.
+#[test]
+fn the_last_checkpoint_gets_the_room_that_it_would_make() {
+    let lab = Lab::new();
+    let sets = ["train.steps=6", "checkpoint.every=2", "layout.dp=2"];
+    // Room for two of them, and two are kept.
+    let Some(_disk) = SmallDisk::new(lab.path("out/checkpoints"), 1800) else { return };
+    let out = lab.train("out", &[], &sets).expect(0);
+    assert!(out.stdout.contains("checkpoint of step 6 FAILED"), "{out}");
+    assert!(out.stdout.contains("checkpoints of steps [2] are removed now"), "{out}");
+    assert_eq!(out.digest(), Lab::new().train("out", &[], &sets).expect(0).digest());
+    assert!(lab.path("out/checkpoints/step-00000004").exists(), "nothing else went");
+    let resumed = lab.train("out", &["--resume"], &sets).expect(0);
+    assert!(resumed.stdout.contains("going on after step 6 "), "{resumed}");
+}
+
+#[test]
+fn the_last_checkpoint_goes_to_the_slower_tier_where_the_disk_stays_full() {
+    let lab = Lab::new();
+    let store = format!("checkpoint.store=\"file://{}\"", lab.path("far").display());
+    let sets = ["train.steps=4", "checkpoint.every=2", "layout.dp=2", &store];
+    let Some(_disk) = SmallDisk::new(lab.path("out/checkpoints"), 1000) else { return };
+    let out = lab.train("out", &[], &sets).expect(0);
+    assert!(out.stdout.contains("the last checkpoint, of step 4, is in checkpoint.store ALONE"), "{out}");
+    assert!(lab.path("out/checkpoints/step-00000002").exists() && !lab.path("out/checkpoints/step-00000004").exists());
+    let resumed = lab.train("out", &["--resume"], &sets).expect(0);
+    assert!(resumed.stdout.contains("going on after step 4 ") && resumed.stdout.contains("in the store"), "{resumed}");
+    assert_eq!(resumed.digest(), out.digest());
 }
 
 #[test]
@@ -137,4 +171,38 @@ fn a_step_that_cannot_be_written_leaves_the_others_alone() {
     assert_eq!(out.digest(), digest);
     assert_eq!(fs::read_to_string(checkpoints.join("step-00000004")).unwrap(), "mine");
     same_tree(&second, &tree(&checkpoints.join("step-00000002")));
+}
+
+/// Whom nothing belongs to.
+const NOBODY: u32 = 65_534;
+
+/// The journal and the run's folder may not be written any more when another controller takes over; as root anything may.
+#[test]
+fn a_folder_that_becomes_read_only_ends_no_run_whose_controller_is_replaced() {
+    let lab = Lab::new();
+    let root = rustix::process::geteuid().is_root();
+    let command = |args: &[&str]| {
+        let mut command = lab.command(args);
+        if root {
+            command.uid(NOBODY).gid(NOBODY);
+        }
+        command
+    };
+    if !command(&["--version"]).stdout(Stdio::null()).status().is_ok_and(|status| status.success()) {
+        println!("skipped: another user may not run the binary here");
+        return;
+    }
+    if root {
+        chown(lab.path("."), Some(NOBODY), Some(NOBODY)).unwrap();
+    }
+    let sets = ["--set=train.steps=600", "--set=layout.dp=2"];
+    let train = ["train", "run.toml", "--run-dir", "out", "--inject", "controller@500", sets[0], sets[1]];
+    let mut run = lab.start_command(command(&train));
+    run.wait_for_step(5);
+    let allow = |name: &str, mode| fs::set_permissions(lab.path(name), fs::Permissions::from_mode(mode)).unwrap();
+    (allow("out/journal.jsonl", 0o444), allow("out", 0o555));
+    let out = run.end().expect(0);
+    allow("out", 0o755);
+    assert!(out.stdout.contains("another one goes on from journal.jsonl"), "{out}");
+    assert_eq!(out.digest(), Lab::new().train("out", &[], &["train.steps=600"]).expect(0).digest());
 }

@@ -5,6 +5,7 @@ mod agent;
 mod background;
 mod bad_input;
 mod check;
+mod checked;
 mod ckpt;
 mod cluster;
 mod common;

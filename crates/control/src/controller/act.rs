@@ -118,9 +118,7 @@ impl Controller<'_> {
                 (format!("peers, step {step}"), step + 1)
             }
         };
-        if !matches!(world.origin, Origin::Peers { .. }) {
-            self.checks.back(committed + 1);
-        }
+        self.checks_in(&world);
         if world.generation > 1 {
             self.repairs.placed(reason, resumed, self.seconds());
             observe(&Event::Decided {
@@ -163,6 +161,7 @@ impl Controller<'_> {
                 origin: world.origin.clone(),
                 faults: faults.copied().collect(),
                 recheck: world.recheck,
+                checked: self.policy.checked(),
             }));
             Some((*process, word))
         };

@@ -12,19 +12,28 @@ use crate::repair::Repairs;
 use crate::wire::ToRank;
 
 impl<'a> Controller<'a> {
-    /// Goes on where another controller was, by its journal; `repairs` is what it had seen of recoveries, if it still tells.
+    /// Goes on where another controller was, by its journal; `left` is what that one gave on, if it was in this process.
     ///
     /// # Errors
     /// If the journal cannot be read.
-    pub fn rebuild(config: &'a Config, trade: &'a dyn Trade, repairs: Option<Repairs>) -> std::io::Result<Self> {
-        let mut controller = Self::empty(config, trade)?;
+    pub fn rebuild(
+        config: &'a Config,
+        trade: &'a dyn Trade,
+        left: Option<(Repairs, Journal)>,
+    ) -> std::io::Result<Self> {
+        let told = left.is_some();
+        let (repairs, journal) = match left {
+            Some(left) => left,
+            None => (Repairs::default(), Journal::open(&config.journal)?),
+        };
+        let entries = journal.entries()?;
+        let mut controller = Self::empty(config, trade, journal);
         controller.rebuilt = true;
-        let told = repairs.is_some();
-        controller.repairs = repairs.unwrap_or_default();
+        controller.repairs = repairs;
         let now = controller.now();
         // After which step checkpoints are to be set aside, if no step has come since.
         let mut distrusted = None;
-        for entry in Journal::read(&config.journal)? {
+        for entry in entries {
             match entry {
                 Entry::Input { at, input } => {
                     if let Input::Ready { process } | Input::Loaded { process, .. } = &input {
@@ -41,6 +50,8 @@ impl<'a> Controller<'a> {
                         | Input::SpawnFailed { process, .. }
                         | Input::Silent { process, .. } => controller.signs.forget(*process),
                         Input::Step { step } if !told => drop(controller.repairs.step(*step, at as f64 / 1000.0)),
+                        Input::Checked { step } | Input::Disputed { step, .. } => controller.checks.over(*step),
+                        Input::Checkpoint { step, path } => controller.checks.checkpoint(*step, path.clone()),
                         _ => {}
                     }
                     for Decision { action, .. } in controller.policy.on(at, input) {
@@ -53,7 +64,10 @@ impl<'a> Controller<'a> {
                                 controller.signs.expect(process, now);
                                 controller.hosts.insert(process, host);
                             }
-                            Action::Form(_) => controller.addresses.clear(),
+                            Action::Form(world) => {
+                                controller.addresses.clear();
+                                controller.checks_in(&world);
+                            }
                             Action::Intervene { step, detail, run_toml } => {
                                 controller.interventions.push((skip(step, detail), run_toml));
                             }
@@ -76,6 +90,9 @@ impl<'a> Controller<'a> {
                         controller.repairs.fired(fault, at as f64 / 1000.0);
                     }
                 }
+                Entry::Claimed { process, step, leaves } => controller.claim(process, step, leaves),
+                Entry::Checking { spare, step, first } => controller.checks.give(step, spare, first),
+                Entry::CheckOver { step } => controller.checks.over(step),
                 Entry::Missed { fault } => controller.faults.retain(|f| *f != fault),
                 Entry::Begin { faults, .. } => controller.faults = faults,
                 Entry::Mark { host, session, seq } => drop(controller.marks.insert(host, (session, seq))),
@@ -120,6 +137,9 @@ impl<'a> Controller<'a> {
                 self.signs.expect(process, now);
                 agents.spawn(host, process, self.policy.run().guard.beat_ms, &self.config.job);
             }
+        }
+        if let Some((spare, order)) = self.order_under_way().filter(|(spare, _)| here(spare)) {
+            agents.say(spare, &order);
         }
         if let Some(world) = self.policy.world().cloned() {
             let mine: Vec<_> = world.processes.iter().copied().filter(here).collect();

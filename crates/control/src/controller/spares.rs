@@ -6,14 +6,12 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::path::PathBuf;
 
 use events::Event;
-use policy::{Input, Process};
+use policy::{Input, Origin, Process, World};
 
 use super::Controller;
 use crate::agent::Agents;
+use crate::journal::{Entry, Leaves};
 use crate::wire::{CheckOrder, ToRank};
-
-/// (leaf, hash of its gradients), as `train` names them.
-pub type Leaves = Vec<(u64, u64)>;
 
 /// A step for which nobody has asked yet is forgotten when there are so many newer ones.
 const KEPT: usize = 64;
@@ -28,8 +26,8 @@ pub(super) struct Checks {
     under_way: Option<UnderWay>,
     /// The last step that was checked.
     done: u64,
-    /// Checkpoints that must stay.
-    held: Vec<u64>,
+    /// Checkpoints that must stay, and the newest one up to which all was checked: as they were told last.
+    held: (Vec<u64>, Option<u64>),
     /// Why spares cannot do it was said.
     complained: bool,
 }
@@ -92,6 +90,23 @@ impl Checks {
         }
     }
 
+    /// `spare` is asked to check `step`; `first` as in [`UnderWay`].
+    pub fn give(&mut self, step: u64, spare: Process, first: Option<(Process, Leaves)>) {
+        self.under_way = Some(UnderWay { step, spare, first });
+    }
+
+    /// Nothing more is to come of the check of `step`.
+    pub fn over(&mut self, step: u64) {
+        self.done = self.done.max(step);
+        self.under_way = None;
+    }
+
+    /// What is to be checked of `step`, if that is known.
+    fn order(&self, step: u64) -> Option<CheckOrder> {
+        let (claims, from) = (self.steps.get(&step)?, self.checkpoints.get(&(step - 1))?);
+        Some(CheckOrder { step, from: from.clone(), run_toml: claims.run_toml.clone() })
+    }
+
     /// The newest step that can be checked and was not.
     fn next(&self) -> Option<(u64, &Claims, &PathBuf)> {
         let whole = |(step, claims): (&u64, _)| {
@@ -104,8 +119,21 @@ impl Checks {
 }
 
 impl Controller<'_> {
+    /// A world begins; from where another one may not have come nothing that was said counts.
+    pub(super) fn checks_in(&mut self, world: &World) {
+        if !matches!(world.origin, Origin::Peers { .. }) {
+            self.checks.back(self.policy.reached() + 1);
+        }
+    }
+
     /// A rank tells what it made of the leaves of a step.
     pub(super) fn claimed(&mut self, process: Process, step: u64, leaves: Leaves) {
+        self.journal.write(&Entry::Claimed { process, step, leaves: leaves.clone() });
+        self.claim(process, step, leaves);
+    }
+
+    /// Takes in what a rank made of the leaves of a step.
+    pub(super) fn claim(&mut self, process: Process, step: u64, leaves: Leaves) {
         let Some(world) = self.policy.world() else { return };
         let (run_toml, ranks) = (world.run_toml.clone(), world.processes.len());
         let claims = self.checks.steps.entry(step).or_default();
@@ -135,22 +163,34 @@ impl Controller<'_> {
     }
 
     fn order(&mut self, step: u64, spare: Process, first: Option<(Process, Leaves)>, agents: &mut dyn Agents) {
-        let (Some(claims), Some(from)) = (self.checks.steps.get(&step), self.checks.checkpoints.get(&(step - 1)))
-        else {
+        let Some(order) = self.checks.order(step) else {
             self.checks.under_way = None;
             return;
         };
-        let order = CheckOrder { step, from: from.clone(), run_toml: claims.run_toml.clone() };
+        self.journal.write(&Entry::Checking { spare, step, first: first.clone() });
         agents.say(spare, &ToRank::Check(Box::new(order)));
-        self.checks.under_way = Some(UnderWay { step, spare, first });
+        self.checks.give(step, spare, first);
+    }
+
+    /// What a spare was asked for and has not answered, by the journal: it may not have heard it.
+    pub(super) fn order_under_way(&self) -> Option<(Process, ToRank)> {
+        let work = self.checks.under_way.as_ref()?;
+        Some((work.spare, ToRank::Check(Box::new(self.checks.order(work.step)?))))
+    }
+
+    /// Nothing more comes of the check of `step`.
+    fn check_over(&mut self, step: u64) {
+        self.journal.write(&Entry::CheckOver { step });
+        self.checks.over(step);
     }
 
     /// The checkpoints that nobody may remove: the one from which a check is made, and the one to go back to.
     fn hold(&mut self) {
         let work = self.checks.under_way.as_ref().map(|work| work.step - 1);
-        let held: Vec<u64> = self.policy.sound().into_iter().chain(work).collect();
+        let steps: Vec<u64> = self.policy.sound().into_iter().chain(work).collect();
+        let held = (steps, self.policy.vouched());
         if held != self.checks.held {
-            self.trade.hold(&held);
+            self.trade.hold(&held.0, held.1);
             self.checks.held = held;
         }
     }
@@ -171,7 +211,7 @@ impl Controller<'_> {
         };
         match (verdict, work.first) {
             (Verdict::Unclear, _) => {
-                self.checks.done = self.checks.done.max(step);
+                self.check_over(step);
                 let why = problem.unwrap_or_else(|| "it and the ranks do not speak of the same leaves".into());
                 if !std::mem::replace(&mut self.checks.complained, true) {
                     let text = format!(
@@ -181,7 +221,7 @@ impl Controller<'_> {
                 }
             }
             (Verdict::Alike(count), first) => {
-                self.checks.done = self.checks.done.max(step);
+                self.checks.over(step);
                 observe(&Event::Checked { step, leaves: count as u64, process: spare.0, seconds });
                 self.feed(Input::Checked { step }, agents, observe);
                 if let Some((wrong, _)) = first {
@@ -195,7 +235,7 @@ impl Controller<'_> {
                 self.order(step, other.unwrap_or(spare), Some((spare, leaves)), agents);
             }
             (Verdict::Differ(ranks), Some((other, before))) if before == leaves => {
-                self.checks.done = self.checks.done.max(step);
+                self.checks.over(step);
                 let by =
                     if other == spare { format!("{spare} found twice") } else { format!("{other} and {spare} found") };
                 let detail = format!(
@@ -204,7 +244,7 @@ impl Controller<'_> {
                 self.feed(Input::Disputed { step, processes: ranks, detail }, agents, observe);
             }
             (Verdict::Differ(_), Some(_)) => {
-                self.checks.done = self.checks.done.max(step);
+                self.check_over(step);
                 let detail = format!("leaves of step {step} came out differently each time they were computed again");
                 self.feed(Input::Erred { process: spare, detail }, agents, observe);
             }

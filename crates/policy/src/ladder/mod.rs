@@ -10,6 +10,7 @@ mod troubles;
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::path::PathBuf;
 
+use serde::{Deserialize, Serialize};
 use spec::{Guard, Run};
 
 use crate::action::{Action, Decision, World};
@@ -33,6 +34,17 @@ pub struct Start {
     pub cores: usize,
     /// The checkpoint to go on from: its step and folder.
     pub from: Option<(u64, PathBuf)>,
+    /// Steps before that checkpoint that nobody has checked, in a run that checks; none: nothing is in doubt.
+    pub unchecked: Option<Unchecked>,
+}
+
+/// What is known of a checkpoint whose last steps nobody has checked.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Unchecked {
+    /// The last step that was checked.
+    pub checked: u64,
+    /// The newest checkpoint up to it, if there is one: its step and folder.
+    pub sound: Option<(u64, PathBuf)>,
 }
 
 #[derive(Debug, Clone, PartialEq)]
@@ -142,12 +154,19 @@ impl Left {
 
 /// Of so many steps one is checked in this world; 0: none, also where ranks could only check themselves.
 fn checks_every(run: &Run) -> u64 {
-    if run.layout.dp > run.layout.group { run.guard.recompute_every } else { 0 }
+    if others_can_check(run) { run.guard.recompute_every } else { 0 }
+}
+
+/// Another rank has the state that is needed to compute a rank's gradients again.
+fn others_can_check(run: &Run) -> bool {
+    run.layout.dp > run.layout.group
 }
 
 impl Policy {
     /// Nothing has happened yet. The processes are asked for when hosts join.
     pub fn new(start: Start, laws: Box<dyn Laws>) -> Self {
+        // The next step tells whether a device is broken that was already when these were made.
+        let recheck = start.unchecked.is_some() && others_can_check(&start.run);
         Self {
             guard: start.run.guard.clone(),
             wanted: start.run,
@@ -164,10 +183,13 @@ impl Policy {
             formed_at: 0,
             committed: start.from.as_ref().map_or(0, |(step, _)| *step),
             reached: 0,
-            saves: Saves::of(start.from),
+            saves: match start.unchecked {
+                Some(unchecked) => Saves::doubtful(start.from, unchecked),
+                None => Saves::of(start.from),
+            },
             suspect: None,
             broken_seen: false,
-            recheck: false,
+            recheck,
             doubt: false,
             accused: BTreeMap::new(),
             progress_at: 0,
@@ -241,6 +263,26 @@ impl Policy {
     /// The step of the checkpoint that the run would go back to if a device were broken now; it must not be removed.
     pub fn sound(&self) -> Option<u64> {
         self.saves.sound()
+    }
+
+    /// The last step up to which all were checked, where anybody checks any.
+    pub fn checked(&self) -> Option<u64> {
+        let run = self.run();
+        let checks = checks_every(run) > 0 || self.recheck || run.spares_check() == Ok(true);
+        checks.then(|| self.saves.checked())
+    }
+
+    /// The step of the newest checkpoint of which all is known to be good that was computed before it. While the run is about to go
+    /// back only what it goes back to counts.
+    pub fn vouched(&self) -> Option<u64> {
+        let mut until = self.checked()?;
+        if let Some(back) = &self.suspect {
+            until = until.min(back.first - 1);
+        }
+        if self.origin == Next::Saved && self.phase != Phase::Running {
+            until = until.min(self.saves.newest_step());
+        }
+        self.saves.newest_until(until)
     }
 
     /// True from the last decision on.
@@ -368,7 +410,13 @@ impl Policy {
         self.reached = step;
         let every = checks_every(self.run());
         self.saves.committed(step, every);
-        self.recheck = false;
+        if self.recheck && self.phase == Phase::Running && self.world().is_some_and(|world| world.recheck) {
+            // Its ranks have checked this one, and agreed.
+            self.recheck = false;
+            if others_can_check(self.run()) {
+                self.saves.begin_checks(step);
+            }
+        }
         self.doubt &= every == 0 || !step.is_multiple_of(every);
         self.progress_at = now;
         self.replays.retain(|(at, _), _| *at >= step);

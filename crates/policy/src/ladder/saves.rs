@@ -2,6 +2,8 @@
 
 use std::path::PathBuf;
 
+use super::Unchecked;
+
 /// A checkpoint: its last step, and its folder.
 pub(super) type Saved = (u64, PathBuf);
 
@@ -37,6 +39,21 @@ impl Saves {
     /// Of a run that begins with `from`, which is taken to be good.
     pub fn of(from: Option<Saved>) -> Self {
         Self { checked: from.as_ref().map_or(0, |(step, _)| *step), all: from.into_iter().collect() }
+    }
+
+    /// Of one that begins with `from`, where steps before it are in doubt.
+    pub fn doubtful(from: Option<Saved>, unchecked: Unchecked) -> Self {
+        Self { checked: unchecked.checked, all: unchecked.sound.into_iter().chain(from).collect() }
+    }
+
+    /// The last step that was checked.
+    pub fn checked(&self) -> u64 {
+        self.checked
+    }
+
+    /// The step of the newest checkpoint up to `step`.
+    pub fn newest_until(&self, step: u64) -> Option<u64> {
+        self.all.iter().rev().map(|(saved, _)| *saved).find(|saved| *saved <= step)
     }
 
     /// The newest checkpoint.

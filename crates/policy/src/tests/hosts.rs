@@ -5,7 +5,8 @@ use super::*;
 /// Three hosts with `slots` places each; all processes come up and the first world runs.
 fn on_three_hosts(sets: &[&str], slots: usize) -> Desk {
     let mut desk = Desk::new(sets);
-    desk.policy = Policy::new(Start { run: run(sets), cores: 2, from: None }, Box::new(Anything)).after_hosts(3);
+    desk.policy =
+        Policy::new(Start { run: run(sets), cores: 2, from: None, unchecked: None }, Box::new(Anything)).after_hosts(3);
     let mut spawned = Vec::new();
     for host in ["a", "b", "c"] {
         assert!(spawned.is_empty(), "nothing starts before all hosts are there");

@@ -385,3 +385,41 @@ fn where_nobody_can_tell_who_is_broken_they_have_their_turns() {
     }
     assert_eq!(killed, [0, 1]);
 }
+
+#[test]
+fn who_goes_on_from_unchecked_steps_checks_the_first_one_and_has_where_to_go_back() {
+    let resumed = || {
+        let unchecked = Some(Unchecked { checked: 4, sound: Some((4, "c/4".into())) });
+        let start = Start {
+            run: run(&["layout.dp=4", "guard.recompute_every=4"]),
+            cores: 2,
+            from: Some((6, "c/6".into())),
+            unchecked,
+        };
+        let mut desk = Desk { policy: Policy::new(start, Box::new(Anything)), now: 0, seen: Vec::new() };
+        let spawned = spawns(&desk.on(Input::HostJoined { host: "a".into(), slots: 4 }));
+        let formed_by: Vec<_> = spawned.iter().flat_map(|p| desk.on(Input::Ready { process: *p })).collect();
+        let world = formed(&formed_by);
+        assert_eq!((&world.origin, world.recheck), (&Origin::Disk("c/6".into()), true));
+        assert_eq!((desk.policy.checked(), desk.policy.sound(), desk.policy.vouched()), (Some(4), Some(4), Some(4)));
+        desk.load(6);
+        desk
+    };
+    let mut desk = resumed();
+    let mut out = Vec::new();
+    for process in [0, 1, 3] {
+        out.extend(desk.says(process, at(6), Cause::Broken { step: 7, ranks: vec![2] }));
+    }
+    let new = *spawns(&out).first().expect("another process");
+    out.extend(desk.on(Input::Ready { process: new }));
+    let world = formed(&out);
+    assert!(out.contains(&Action::Distrust { after: 4 }), "{out:?}");
+    assert_eq!((&world.origin, desk.policy.vouched()), (&Origin::Disk("c/4".into()), Some(4)));
+    // It agrees: what it began with is good.
+    let mut desk = resumed();
+    desk.on(Input::Step { step: 7 });
+    assert_eq!((desk.policy.checked(), desk.policy.sound(), desk.policy.vouched()), (Some(7), Some(6), Some(6)));
+    let (out, world) = found_broken(&mut desk, || Cause::Broken { step: 8, ranks: vec![2] });
+    assert!(!out.iter().any(|action| matches!(action, Action::Distrust { after } if *after < 7)), "{out:?}");
+    assert!(!world.recheck);
+}

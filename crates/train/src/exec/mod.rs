@@ -99,6 +99,8 @@ pub struct Executor<'a> {
     pub recorder: Option<Recorder>,
     /// Checks a step by other ranks, if that is wanted.
     pub recheck: Recheck,
+    /// Up to this step all were checked, by the ranks or by spares; none: nobody does.
+    pub checked: Option<u64>,
     /// By leaf, what the last pass made of it, where spares check it.
     pub watch: Option<BTreeMap<u64, u64>>,
     /// What has left and is not taken yet, by chunk.
@@ -192,6 +194,7 @@ impl<'a> Executor<'a> {
             capture: None,
             recorder: None,
             recheck: Recheck::default(),
+            checked: None,
             watch: None,
             posted: HashMap::new(),
             stale: HashMap::new(),

@@ -13,7 +13,7 @@ use spec::Run;
 
 use super::Summary;
 use crate::best::Best;
-use crate::error::TrainError;
+use crate::error::{NOT_SAVED, TrainError};
 use crate::rank::Ended;
 
 /// A run's folder.
@@ -308,7 +308,7 @@ impl RunFolder {
 
     /// Adds to a death what there is to go on from.
     pub fn advise(&self, error: TrainError) -> TrainError {
-        let spent = |code: i32| [policy::BUDGET_SPENT, policy::INTERNAL].contains(&code);
+        let spent = |code: i32| [policy::BUDGET_SPENT, policy::INTERNAL, NOT_SAVED].contains(&code);
         if !matches!(&error, TrainError::RankDied { .. })
             && !matches!(&error, TrainError::Rank { code, .. } if spent(*code))
         {

@@ -16,7 +16,7 @@ use control::local::LocalAgent;
 use events::wall::Wall;
 use events::{Event, Intervention};
 use fabric::FabricOptions;
-use policy::{Laws, Piece};
+use policy::{Laws, Piece, Unchecked};
 use spec::Run;
 
 use super::flight;
@@ -80,25 +80,30 @@ impl Trade for Knowledge {
         Judgement { ranks: verdict.named(), reason, still_ms: observe::hang::still_ms(flights) }
     }
 
-    fn hold(&self, steps: &[u64]) {
-        persist::hold(&self.checkpoints, steps);
+    fn hold(&self, steps: &[u64], checked: Option<u64>) {
+        persist::hold(&self.checkpoints, steps, checked);
     }
 
     fn distrust(&self, run: &Run, after: u64) -> Vec<String> {
-        let far = run.checkpoint.store.as_ref().map(|url| Store::open(url).map(|store| (format!(" in {url}"), store)));
-        let near = Ok((String::new(), Store::folder(&self.checkpoints)));
-        let note = |place: Result<(String, Store), CheckpointError>| {
-            let done = place.and_then(|(place, store)| store.distrust(after).map(|steps| (place, steps)));
-            match done {
-                Ok((_, steps)) if steps.is_empty() => None,
-                Ok((place, steps)) => Some(format!("checkpoints of steps {steps:?}{place} are set aside (.damaged)")),
-                Err(e) => Some(format!(
-                    "checkpoints of steps after {after} could NOT be set aside, move them away by hand before the run is resumed: {e}"
-                )),
-            }
-        };
-        std::iter::once(near).chain(far).filter_map(note).collect()
+        distrust(&self.checkpoints, run, after)
     }
+}
+
+/// Sets checkpoints of steps after `after` aside, in the run's folder and in the slower tier; what was done, or could not be.
+pub(super) fn distrust(checkpoints: &Path, run: &Run, after: u64) -> Vec<String> {
+    let far = run.checkpoint.store.as_ref().map(|url| Store::open(url).map(|store| (format!(" in {url}"), store)));
+    let near = Ok((String::new(), Store::folder(checkpoints)));
+    let note = |place: Result<(String, Store), CheckpointError>| {
+        let done = place.and_then(|(place, store)| store.distrust(after).map(|steps| (place, steps)));
+        match done {
+            Ok((_, steps)) if steps.is_empty() => None,
+            Ok((place, steps)) => Some(format!("checkpoints of steps {steps:?}{place} are set aside (.damaged)")),
+            Err(e) => Some(format!(
+                "checkpoints of steps after {after} could NOT be set aside, move them away by hand before the run is resumed: {e}"
+            )),
+        }
+    };
+    std::iter::once(near).chain(far).filter_map(note).collect()
 }
 
 /// What [`supervise`] needs beside the request.
@@ -108,6 +113,8 @@ pub(super) struct Guided<'a> {
     pub job: &'a JobSpec,
     /// The checkpoint to go on from, and its step.
     pub from: Option<(u64, PathBuf)>,
+    /// That nobody has checked the last steps before it.
+    pub unchecked: Option<Unchecked>,
     pub injection: Injection,
     pub began: Instant,
     /// Where agents of other hosts call.
@@ -123,7 +130,7 @@ pub(super) struct Guided<'a> {
 /// # Errors
 /// What ended the run; a deliberate fault that was not seen or not repaired.
 pub(super) fn supervise(guided: Guided, observe: &mut dyn FnMut(&Event)) -> Result<Ended, TrainError> {
-    let Guided { request, folder, job, from, injection, began, listener, lease, earlier } = guided;
+    let Guided { request, folder, job, from, unchecked, injection, began, listener, lease, earlier } = guided;
     let run = earlier.as_ref().map_or(&request.run, |earlier| &earlier.run);
     let machine_cores = job.cores;
     let job = serde_json::to_value(job).map_err(|e| TrainError::Internal(e.to_string()))?;
@@ -132,6 +139,7 @@ pub(super) fn supervise(guided: Guided, observe: &mut dyn FnMut(&Event)) -> Resu
         run: run.clone(),
         cores: machine_cores,
         from,
+        unchecked,
         job,
         journal: journal.clone(),
         faults: injection.of_ranks(run.layout.world()),
@@ -175,8 +183,10 @@ pub(super) fn supervise(guided: Guided, observe: &mut dyn FnMut(&Event)) -> Resu
     let mut handed: Option<PathBuf> = None;
     let end = loop {
         let news = agents.news().recv_timeout(POLL);
-        if let Some(lease) = &mut lease {
-            lease.keep().map_err(TrainError::Deposed)?;
+        if let Some(lease) = &mut lease
+            && let Some(text) = lease.keep().map_err(TrainError::Deposed)?
+        {
+            observe(&Event::Notice { text });
         }
         match news {
             Ok(news) => controller.hear(news, agents, observe),
@@ -255,7 +265,7 @@ pub(super) fn supervise(guided: Guided, observe: &mut dyn FnMut(&Event)) -> Resu
                     shown(&journal)
                 ),
             });
-            controller = Controller::rebuild(&config, &trade, Some(controller.into_repairs())).map_err(io)?;
+            controller = Controller::rebuild(&config, &trade, Some(controller.leave())).map_err(io)?;
             // All of them are written down.
             drop(controller.interventions());
         }

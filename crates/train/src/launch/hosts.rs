@@ -11,7 +11,7 @@ use control::remote::handshake::{Key, TOKEN_MIN};
 use control::remote::server::{Door, Remote};
 use events::Event;
 use events::wall::Wall;
-use policy::Action;
+use policy::{Action, Unchecked};
 use spec::{Run, Transport};
 
 use super::RunFolder;
@@ -43,6 +43,8 @@ pub(super) struct Earlier {
     pub run: Run,
     /// The checkpoint that it went on from.
     pub from: Option<(u64, PathBuf)>,
+    /// That nobody has checked the last steps before it.
+    pub unchecked: Option<Unchecked>,
     /// What has happened: seconds since the beginning, and what.
     pub events: Vec<(f64, Event)>,
 }
@@ -198,7 +200,9 @@ pub(super) fn earlier(folder: &RunFolder, asked: &Run, cores: usize) -> Result<O
         return Ok(None);
     }
     let entries = folder.read_journal()?;
-    let Some(Entry::Begin { run_toml, from, unix_ms, hosts, .. }) = entries.first().cloned() else { return Ok(None) };
+    let Some(Entry::Begin { run_toml, from, unchecked, unix_ms, hosts, .. }) = entries.first().cloned() else {
+        return Ok(None);
+    };
     // Ranks that are children of their controller died with it.
     if hosts == 0 || is_over(&entries) {
         return Ok(None);
@@ -216,7 +220,7 @@ pub(super) fn earlier(folder: &RunFolder, asked: &Run, cores: usize) -> Result<O
     let since = control::journal::since_begin(&entries, unix_ms, now.as_millis() as u64);
     let began = Instant::now().checked_sub(Duration::from_millis(since)).unwrap_or_else(Instant::now);
     let events = folder.events_of_last_start();
-    Ok(Some(Earlier { began, run, from, events }))
+    Ok(Some(Earlier { began, run, from, unchecked, events }))
 }
 
 /// The run of this journal has ended.

@@ -42,6 +42,7 @@ use crate::best::Best;
 use crate::corpus::Corpus;
 use crate::error::TrainError;
 use crate::mutant::Mutant;
+use crate::persist;
 use crate::pin;
 use crate::rank::Ended;
 use profile::Profiler;
@@ -53,6 +54,17 @@ const POLL: Duration = Duration::from_millis(20);
 /// How long ranks may take to end after one of them failed, before they are ended.
 const GRACE: Duration = Duration::from_secs(3);
 
+/// Which checkpoint a run goes on from.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Resuming {
+    /// None: it begins.
+    No,
+    /// The newest good one. Where a run checks steps and nobody has checked the last ones in it, the first step is checked.
+    Newest,
+    /// The newest one of which all steps were checked.
+    Checked,
+}
+
 /// What to run.
 pub struct Request {
     /// The validated run.
@@ -61,8 +73,8 @@ pub struct Request {
     pub simd: Simd,
     /// The run's folder.
     pub folder: PathBuf,
-    /// Go on from the newest checkpoint in it.
-    pub resume: bool,
+    /// Go on from a checkpoint in it.
+    pub resume: Resuming,
     /// Steps between hashes of every tensor; 0: none.
     pub digest_every: u64,
     /// Which steps to profile, if any.
@@ -158,16 +170,16 @@ pub fn train_mutant(
         Some(_) => hosts::earlier(&folder, run, cores)?,
         None => None,
     };
-    let (resume, mut known, damaged) = match &earlier {
+    let (resume, mut known, damaged, unchecked, distrusts) = match &earlier {
         Some(earlier) => {
             began = earlier.began;
             let text = format!("going on where the controller before was, by {}", folder.journal().display());
-            (earlier.from.clone(), vec![text], Vec::new())
+            (earlier.from.clone(), vec![text], Vec::new(), earlier.unchecked.clone(), false)
         }
         None => {
             let found = folder.resume_point(run, &data.definition(run), request.resume)?;
             let checkpoint = found.checkpoint.map(|checkpoint| (checkpoint.meta().step, checkpoint.path().to_owned()));
-            (checkpoint, found.notes, found.damaged)
+            (checkpoint, found.notes, found.damaged, found.unchecked, found.distrusts)
         }
     };
     let done = resume.as_ref().map_or(0, |(step, _)| *step);
@@ -194,6 +206,14 @@ pub fn train_mutant(
         profiling.create()?;
     }
     known.extend(set_aside);
+    if earlier.is_none() && persist::checked(&folder.checkpoints()).is_some_and(|step| step > done) {
+        // It was noted of steps that are made again.
+        persist::hold(&folder.checkpoints(), &[], None);
+    }
+    if distrusts {
+        // Nobody goes on from them later, when this run has written older ones.
+        known.extend(guided::distrust(&folder.checkpoints(), run, done));
+    }
     let mut watch = Watch::new(began);
     let mut collected = Collected::default();
     for (at, event) in earlier.iter().flat_map(|earlier| &earlier.events) {
@@ -268,6 +288,7 @@ pub fn train_mutant(
             cores: cores(rank),
             faults: Vec::new(),
             recheck: false,
+            checked: None,
         };
         let from = resume.map(|(_, path)| path);
         let started = threads::start(run, &job, &part, from, data, request.stop.clone());
@@ -279,6 +300,7 @@ pub fn train_mutant(
             folder: &folder,
             job: &job,
             from: resume,
+            unchecked,
             injection,
             began,
             listener,

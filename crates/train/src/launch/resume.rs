@@ -4,15 +4,17 @@
 use std::collections::BTreeMap;
 use std::fs;
 use std::io;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
-use checkpoint::Checkpoint;
 use checkpoint::store::Store;
+use checkpoint::{Checkpoint, Meta};
 use kernels::NUMERICS_VERSION;
+use policy::Unchecked;
 use spec::Run;
 
-use super::RunFolder;
+use super::{Resuming, RunFolder};
 use crate::error::TrainError;
+use crate::persist;
 
 /// What a run begins with.
 #[derive(Debug, Default)]
@@ -23,20 +25,36 @@ pub struct Resume {
     pub notes: Vec<String>,
     /// Steps in the run's folder that are damaged.
     pub damaged: Vec<u64>,
+    /// That nobody has checked the last steps before the checkpoint, in a run that checks steps.
+    pub unchecked: Option<Unchecked>,
+    /// Newer checkpoints were passed over because nobody has checked their last steps: they are not to be gone on from.
+    pub distrusts: bool,
+}
+
+/// Up to which step the checkpoint of `meta` is known to be checked: what it says itself, or what the run's controller noted later.
+/// None: its run checked nothing, or nobody knows.
+fn checked_until(meta: &Meta, noted: Option<u64>) -> Option<u64> {
+    meta.checked.map(|checked| match noted {
+        // A controller notes checkpoints up to which all is good.
+        Some(noted) if noted >= meta.step => meta.step,
+        Some(noted) => checked.max(noted),
+        None => checked,
+    })
 }
 
 impl RunFolder {
-    /// The checkpoint that the run goes on from, if any: the newest good one, in its folder or in the store.
+    /// The checkpoint that the run goes on from, if any: the newest good one, in its folder or in the store; with
+    /// [`Resuming::Checked`] the newest of those of which all steps were checked.
     ///
     /// # Errors
     /// A folder that holds another run, or any run without `resume`; `resume` without a whole checkpoint of this run;
     /// a store that holds another run's.
-    pub fn resume_point(&self, run: &Run, definition: &str, resume: bool) -> Result<Resume, TrainError> {
+    pub fn resume_point(&self, run: &Run, definition: &str, resume: Resuming) -> Result<Resume, TrainError> {
         let used = self.in_use()?;
         let store = run.checkpoint.store.as_ref().map(Store::open).transpose();
         let store = store.map_err(|e| TrainError::BadInput(e.to_string()))?;
         let unreachable = |e| TrainError::BadInput(format!("checkpoint.store cannot be used: {e}"));
-        if !resume {
+        if resume == Resuming::No {
             if used {
                 return Err(TrainError::BadInput(format!(
                     "the run directory {} holds something already; add --resume to go on with the run in it, or choose another --run-dir",
@@ -53,6 +71,8 @@ impl RunFolder {
             }
             return Ok(Resume::default());
         }
+        let only_checked = resume == Resuming::Checked;
+        let noted = persist::checked(&self.checkpoints());
         let mut resume = Resume::default();
         let near = checkpoint::list(&self.checkpoints())?.into_iter().map(|(step, path)| (step, Some(path)));
         let mut found: Vec<_> = near.collect();
@@ -62,6 +82,7 @@ impl RunFolder {
         // The newest first; of one step the nearer one.
         found.sort_by_key(|(step, path)| (std::cmp::Reverse(*step), path.is_none()));
         let mut reasons = Vec::new();
+        let older: Vec<_> = found.iter().filter_map(|(step, path)| Some((*step, path.clone()?))).collect();
         for (step, path) in found {
             let far = path.is_none();
             let opened = match (path, &store) {
@@ -79,6 +100,19 @@ impl RunFolder {
                         resume.damaged.retain(|damaged| *damaged != step);
                     }
                     self.same_run(run, definition, &one)?;
+                    let until = checked_until(one.meta(), noted);
+                    if only_checked && until.is_none_or(|until| until < step) {
+                        let why = match until {
+                            Some(until) => format!("checks agreed up to step {until}"),
+                            None => "it does not say that any step was checked".into(),
+                        };
+                        resume
+                            .notes
+                            .push(format!("the checkpoint of step {step} is passed over (--resume=checked): {why}"));
+                        reasons.push(format!("\n  {}: {why}", path.display()));
+                        resume.distrusts = true;
+                        continue;
+                    }
                     // Every byte, before anything is touched.
                     match one.verify_with(crate::pin::allowed().len()).problems.into_iter().next() {
                         Some(problem) => problem,
@@ -86,6 +120,9 @@ impl RunFolder {
                             let place = if far { " in the store" } else { "" };
                             let text = format!("going on after step {step} of {}{place}", path.display());
                             resume.notes.push(text);
+                            if let Some(checked) = until.filter(|until| *until < step && step < run.train.steps) {
+                                self.doubt(run, &mut resume, (step, checked), &older, noted);
+                            }
                             resume.checkpoint = Some(one);
                             return Ok(resume);
                         }
@@ -101,11 +138,43 @@ impl RunFolder {
             reasons.push(format!("\n  {problem}"));
         }
         Err(TrainError::BadInput(format!(
-            "--resume finds no complete checkpoint under {}{}; start the run without --resume in another --run-dir{}",
+            "--resume finds no complete {}checkpoint under {}{}; start the run without --resume in another --run-dir{}",
+            if only_checked { "and checked " } else { "" },
             self.checkpoints().display(),
             store.map_or(String::new(), |store| format!(" or {}", store.name())),
             reasons.concat()
         )))
+    }
+
+    /// Nobody has checked the steps after `checked` up to `step`, from which the run goes on.
+    fn doubt(
+        &self,
+        run: &Run,
+        resume: &mut Resume,
+        (step, checked): (u64, u64),
+        near: &[(u64, PathBuf)],
+        noted: Option<u64>,
+    ) {
+        let good = |(step, path): &&(u64, PathBuf)| {
+            Checkpoint::open(path).is_ok_and(|one| checked_until(one.meta(), noted).is_some_and(|until| until >= *step))
+        };
+        let sound = near.iter().filter(|(older, _)| *older < step).find(good).cloned();
+        let steps = if checked + 1 == step {
+            format!("step {step} was")
+        } else {
+            format!("steps {} to {step} were", checked + 1)
+        };
+        let then = if run.layout.dp > run.layout.group {
+            format!("step {}, the first one, is checked, which shows a device that is still broken", step + 1)
+        } else {
+            "nobody can check the first step (layout.dp)".into()
+        };
+        let or = match &sound {
+            Some((sound, _)) => format!("--resume=checked goes on after step {sound} instead"),
+            None => "there is no checkpoint from before them".into(),
+        };
+        resume.notes.push(format!("{steps} not checked before the run ended: {then}; {or}"));
+        resume.unchecked = Some(Unchecked { checked, sound });
     }
 
     /// Whether something is in the folder that a new run must not touch. A place prepared for checkpoints is not.

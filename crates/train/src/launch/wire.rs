@@ -50,6 +50,8 @@ pub struct Part {
     pub faults: Vec<Fault>,
     /// The first step is checked by other ranks in any case.
     pub recheck: bool,
+    /// Where steps are checked: the last one that was.
+    pub checked: Option<u64>,
 }
 
 impl JobSpec {
@@ -79,6 +81,7 @@ impl JobSpec {
             faults: part.faults,
             mutant: self.mutant,
             recheck: part.recheck,
+            checked: part.checked,
         })
     }
 

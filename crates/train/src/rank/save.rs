@@ -1,17 +1,33 @@
 //! A rank's checkpoints: beside the steps, or while it waits.
 
+use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 use events::Event;
+use spec::StoreUrl;
 
 use super::RankRun;
 use crate::error::TrainError;
 use crate::persist::{self, Saved};
 
-/// How often a checkpoint at the end of a run is tried before the run ends without it.
-const FINAL_CHECKPOINT_TRIES: u32 = 5;
-/// Pause between these tries.
-const FINAL_CHECKPOINT_PAUSE: Duration = Duration::from_millis(500);
+/// Pause before the second try of a run's last checkpoint; each one is twice as long as the one before.
+const LAST_PAUSE: Duration = Duration::from_millis(250);
+/// But not longer, and never so long that it is taken for a hang.
+const LAST_PAUSE_MAX: Duration = Duration::from_secs(5);
+
+/// Who was asked to stop tries for so long.
+const STOP_WAIT: Duration = Duration::from_secs(3);
+
+/// The pauses between tries of a run's last checkpoint, which take `wait` together; alike on all ranks.
+fn pauses(wait: Duration, most: Duration) -> impl Iterator<Item = Duration> {
+    let mut left = wait;
+    let mut next = LAST_PAUSE;
+    std::iter::from_fn(move || {
+        let pause = next.min(most).min(left);
+        (left, next) = (left - pause, next * 2);
+        (!pause.is_zero()).then_some(pause)
+    })
+}
 
 impl RankRun<'_> {
     /// The checkpoint of a due step; true if it is on disk.
@@ -39,6 +55,31 @@ impl RankRun<'_> {
         Ok(saved)
     }
 
+    /// Waits for copies to the store. A word now and then, so that no exchange waits as long as a slow machine may take, and nobody
+    /// takes it for a hang.
+    pub(super) fn end_store(&mut self) -> Result<(), TrainError> {
+        if self.job.run.checkpoint.store.is_none() {
+            return Ok(());
+        }
+        let began = Instant::now();
+        loop {
+            let over = self.speaks && self.saver.is_stored(began, self.job.stop.load(Ordering::Relaxed));
+            self.job.pulse.work.fetch_add(1, Ordering::Relaxed);
+            if self.heard_from_first(over)? {
+                self.spent("checkpoint", began);
+                return Ok(());
+            }
+        }
+    }
+
+    /// What rank 0 says, on every rank.
+    fn heard_from_first(&self, word: bool) -> Result<bool, TrainError> {
+        let mut word = vec![u8::from(word)];
+        let comm = &self.executor.comm;
+        comm.endpoint.broadcast(&comm.world, 0, &mut word)?;
+        Ok(word == [1])
+    }
+
     /// True if it was written; if not, the run goes on and tries again after step `retry_at`.
     pub(super) fn checkpoint(&mut self, step: u64, retry_at: u64) -> Result<bool, TrainError> {
         if self.open_at == Some(step) && self.is_saved(step)? {
@@ -64,26 +105,83 @@ impl RankRun<'_> {
     /// Whether an earlier world has written the checkpoint of `step`, as rank 0 sees it; on every rank.
     pub(super) fn is_saved(&self, step: u64) -> Result<bool, TrainError> {
         let manifest = checkpoint::step_dir(&self.job.checkpoints, step).join(checkpoint::MANIFEST);
-        let mut seen = vec![u8::from(manifest.exists())];
-        let comm = &self.executor.comm;
-        comm.endpoint.broadcast(&comm.world, 0, &mut seen)?;
-        Ok(seen == [1])
+        self.heard_from_first(manifest.exists())
     }
 
-    /// The checkpoint of the run's end, which is tried again.
+    /// The checkpoint of the run's end. A disk that is full or refuses is no reason to give up what is still in memory: room is made
+    /// by what retention would remove after it, a folder that is the slower tier takes it, and both are tried again
+    /// (`checkpoint.last_wait_s`) until a person who stops the run says otherwise.
     pub(super) fn last_checkpoint(&mut self, step: u64) -> Result<(), TrainError> {
-        for attempt in 0..FINAL_CHECKPOINT_TRIES {
-            if attempt > 0 {
-                std::thread::sleep(FINAL_CHECKPOINT_PAUSE);
-            }
-            if self.checkpoint(step, step)? {
-                return Ok(());
+        if self.checkpoint(step, step)? {
+            return Ok(());
+        }
+        let run = &self.job.run;
+        if self.speaks {
+            let removed =
+                persist::make_room_before(&self.job.checkpoints, step, run, &self.best, &self.saver.pending());
+            if !removed.is_empty() {
+                let text = format!(
+                    "checkpoints of steps {removed:?} are removed now, as they would be after the last one (checkpoint.keep = {})",
+                    run.checkpoint.keep
+                );
+                self.say(Event::Notice { text });
             }
         }
-        let (tries, root) = (FINAL_CHECKPOINT_TRIES, self.job.checkpoints.display());
+        let most = LAST_PAUSE_MAX.min(Duration::from_millis(run.guard.progress_floor_ms / 4).max(LAST_PAUSE));
+        let wait = Duration::from_secs(run.checkpoint.last_wait_s);
+        let (mut tries, mut waited) = (1, Duration::ZERO);
+        for pause in std::iter::once(Duration::ZERO).chain(pauses(wait, most)) {
+            std::thread::sleep(pause);
+            waited += pause;
+            tries += 1;
+            if self.checkpoint(step, step)? || self.checkpoint_in_store(step)? {
+                return Ok(());
+            }
+            let hurry = waited >= STOP_WAIT && self.job.stop.load(Ordering::Relaxed);
+            if self.heard_from_first(hurry)? {
+                break;
+            }
+        }
+        let root = self.job.checkpoints.display();
         let reason = self.failed_checkpoint.as_deref().unwrap_or("unknown");
         Err(TrainError::LastCheckpoint(format!(
-            "the last checkpoint, of step {step}, could not be written under {root} in {tries} tries: {reason}"
+            "the last checkpoint, of step {step}, could not be written under {root} in {tries} tries and {:.0} s: {reason}; all steps are \
+             done, the state of the last ones is not saved; free some space, then run it again with --resume (checkpoint.last_wait_s = \
+             {} tries longer)",
+            waited.as_secs_f64(),
+            run.checkpoint.last_wait_s
         )))
+    }
+
+    /// The checkpoint of `step` in the slower tier, where that is a folder; true if it is there.
+    fn checkpoint_in_store(&mut self, step: u64) -> Result<bool, TrainError> {
+        let Some(StoreUrl::Folder(store)) = &self.job.run.checkpoint.store else { return Ok(false) };
+        let began = Instant::now();
+        let result = persist::save(&mut self.executor, store, step, &self.best)?;
+        self.spent("checkpoint", began);
+        let Ok(Saved { path, bytes, written_s, .. }) = result else { return Ok(false) };
+        let why = self.failed_checkpoint.take().unwrap_or_default();
+        let text = format!(
+            "the last checkpoint, of step {step}, is in checkpoint.store ALONE, where --resume finds it: {} cannot take it: {why}",
+            self.job.checkpoints.display()
+        );
+        self.say(Event::Notice { text });
+        let seconds = began.elapsed().as_secs_f64();
+        self.say(Event::Checkpoint { step, path, bytes, seconds, written_s });
+        Ok(true)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn pauses_grow_and_sum_to_the_wait() {
+        let of = |ms| pauses(Duration::from_millis(ms), Duration::from_secs(5)).collect::<Vec<_>>();
+        assert_eq!(of(0), []);
+        assert_eq!(of(1000), [250, 500, 250].map(Duration::from_millis));
+        let all = of(300_000);
+        assert_eq!((all.iter().sum::<Duration>(), all.iter().max()), (Duration::from_secs(300), Some(&LAST_PAUSE_MAX)));
     }
 }

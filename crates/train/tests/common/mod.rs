@@ -71,6 +71,7 @@ pub fn train_in(folder: &Path, sets: &[&str], resume: Option<&Path>, best: Best)
                 faults: Vec::new(),
                 mutant: None,
                 recheck: false,
+                checked: None,
             };
             let events = &events;
             let start = resume.map_or(Start::Fresh, |path| Start::Disk(path.to_owned()));
