@@ -200,7 +200,8 @@ fn a_folder_that_becomes_read_only_ends_no_run_whose_controller_is_replaced() {
     let mut run = lab.start_command(command(&train));
     run.wait_for_step(5);
     let allow = |name: &str, mode| fs::set_permissions(lab.path(name), fs::Permissions::from_mode(mode)).unwrap();
-    (allow("out/journal.jsonl", 0o444), allow("out", 0o555));
+    allow("out/journal.jsonl", 0o444);
+    allow("out", 0o555);
     let out = run.end().expect(0);
     allow("out", 0o755);
     assert!(out.stdout.contains("another one goes on from journal.jsonl"), "{out}");
