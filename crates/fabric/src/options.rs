@@ -29,6 +29,13 @@ impl Group {
         self
     }
 
+    /// True if no member can stand for others of its host: without hosts, all on one, or each alone on its own.
+    pub fn one_level(&self) -> bool {
+        let Some(hosts) = &self.hosts else { return true };
+        let distinct: std::collections::BTreeSet<_> = hosts.iter().collect();
+        distinct.len() == 1 || distinct.len() == hosts.len()
+    }
+
     /// The number of members.
     pub fn len(&self) -> usize {
         self.ranks.len()

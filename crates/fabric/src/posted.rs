@@ -3,7 +3,8 @@
 //!
 //! Between two members with one finished subtree each, all of it happens in the buffer that was posted: what comes is added
 //! where it belongs, and of an all_reduce the sums leave again, whenever this member waits or calls
-//! [`Endpoint::progress`]. Other sums send early and add when they are taken, in tree order as ever.
+//! [`Endpoint::progress`]. Other sums send early and add when they are taken, in tree order as ever. A sum whose result has a
+//! buffer of its own ([`Endpoint::post_scatter`]) is built there as it comes, and what was posted stays as it is.
 
 use crate::endpoint::{Endpoint, check_member};
 use crate::error::FabricError;
@@ -45,11 +46,30 @@ pub struct Taken {
     pub came: Instant,
 }
 
+/// The ranges of `part` in blocks: none crosses from one range to the next.
+fn cut(part: &[Range<usize>], size: usize) -> impl Iterator<Item = Range<usize>> + '_ {
+    part.iter().flat_map(move |range| {
+        let blocks = (0..).map_while(move |i| block(range.len(), size, i));
+        blocks.map(|at| range.start + at.start..range.start + at.end)
+    })
+}
+
 /// Messages that carry `part` of buffer 0 in blocks.
 fn blocks(member: usize, lane: u8, part: &[Range<usize>], size: usize) -> impl Iterator<Item = Letter> {
-    let (start, len) = (part.first().map_or(0, |part| part.start), part_len(part));
-    let letter = move |at: Range<usize>| Letter { member, lane, at: vec![(0, start + at.start..start + at.end)] };
-    (0..).map_while(move |i| block(len, size, i)).map(letter)
+    cut(part, size).map(move |at| Letter { member, lane, at: vec![(0, at)] })
+}
+
+/// What a scatter of two subtrees sends of buffer 1, and what of it comes into buffer 0, where this member's part lies range
+/// after range.
+fn onto(other: usize, mine: &[Range<usize>], theirs: &[Range<usize>], size: usize) -> Stage {
+    let out = cut(theirs, size).map(|at| Letter { member: other, lane: DIRECT, at: vec![(1, at)] }).collect();
+    let mut end = 0;
+    let place = |at: Range<usize>| {
+        let start = end;
+        end += at.len();
+        Letter { member: other, lane: DIRECT, at: vec![(0, start..end), (1, at)] }
+    };
+    Stage { out, awaits: cut(mine, size).map(place).collect(), adds: true }
 }
 
 /// True if the sum of `plan` is that of two subtrees, one from each of two members.
@@ -184,7 +204,69 @@ impl Endpoint {
         })
     }
 
-    /// The first half of [`Endpoint::all_gather_in_place`] in a group without hosts, where every part is one range.
+    /// The first half of [`Endpoint::reduce_scatter`] into a buffer that the post owns meanwhile; `mine` as there, its vectors
+    /// stay as they are. The sum of two members with a subtree each is built as it comes, whatever this member does.
+    ///
+    /// # Errors
+    /// Those of [`Endpoint`].
+    pub fn post_scatter(
+        &self,
+        group: &Group,
+        plan: &ReducePlan,
+        mine: Vec<(Range<usize>, Vec<f32>)>,
+        out: Vec<f32>,
+    ) -> Result<Posted, FabricError> {
+        let bytes = mine.iter().map(|(_, numbers)| size_of_val(&numbers[..])).sum();
+        self.run(group, operation(false), bytes, |task, inner| {
+            task.posts = true;
+            let lent: Vec<_> = mine.iter().map(|(node, data)| (node.clone(), &data[..])).collect();
+            reduce::check(task, plan, &lent)?;
+            let want = plan.part_len(task.me);
+            if out.len() != want {
+                return Err(task.argument(format!("out has {} numbers, the part {want}", out.len())));
+            }
+            let mut scatter = Scatter::new(task, inner, plan, &lent);
+            let (me, size) = (task.me, scatter.size);
+            let in_place = tree::is_of_two(plan.leaves, &plan.cells);
+            let stage = if in_place {
+                onto(1 - me, &plan.parts[me], &plan.parts[1 - me], size)
+            } else {
+                let letter = |(member, lane, segments): (usize, u8, Vec<Range<usize>>)| {
+                    let of = |i: usize| segments.iter().map(move |segment| (1 + i, segment.clone()));
+                    Letter { member, lane, at: (0..lent.len()).flat_map(of).collect() }
+                };
+                Stage { out: scatter.outgoing().into_iter().map(letter).collect(), ..Stage::default() }
+            };
+            let (nodes, vectors): (Vec<_>, Vec<_>) = mine.into_iter().unzip();
+            let buffers = std::iter::once(out).chain(vectors).collect();
+            let id = inner.mail.post(task, buffers, vec![stage], false)?;
+            Ok(Posted { id, nodes, in_place })
+        })
+    }
+
+    /// The second half: the buffer with this member's part of the sum, then the vectors that were brought.
+    ///
+    /// # Errors
+    /// Those of [`Endpoint`].
+    pub fn take_scatter(&self, group: &Group, plan: &ReducePlan, posted: Posted) -> Result<Taken, FabricError> {
+        self.run(group, operation(false), 0, |task, inner| {
+            let mut taken = settle(task, inner, &posted, plan)?;
+            if posted.in_place {
+                return Ok(taken);
+            }
+            let (out, vectors) = taken.buffers.split_first_mut().expect("the result has a buffer");
+            let nodes = posted.nodes.iter().cloned();
+            let mine: Vec<_> = nodes.zip(vectors.iter().map(|data| &data[..])).collect();
+            let scatter = Scatter::new(task, inner, plan, &mine).posted();
+            let mut out = Out::Part(out);
+            (0..scatter.steps()).try_for_each(|step| scatter.step(task, inner, &mut out, step))?;
+            drop(scatter);
+            drop(mine);
+            Ok(taken)
+        })
+    }
+
+    /// The first half of [`Endpoint::all_gather_in_place`] in a group of one level ([`Group::one_level`]).
     ///
     /// # Errors
     /// Those of [`Endpoint`].
@@ -197,8 +279,8 @@ impl Endpoint {
         self.run(group, Operation::AllGather, size_of_val(&full[..]), |task, inner| {
             task.posts = true;
             gather::check(task, parts, full.len())?;
-            if group.hosts.is_some() || parts.iter().any(|part| part.len() > 1) {
-                return Err(task.argument("a gather over hosts, or of scattered parts, is not posted".into()));
+            if !group.one_level() {
+                return Err(task.argument("a gather whose members stand for others of their host is not posted".into()));
             }
             let size = inner.mail.block(gather::BLOCK, 1);
             let others = Places::new(group).others(task.me, false);
@@ -221,12 +303,20 @@ impl Endpoint {
     ) -> Result<Taken, FabricError> {
         self.run(group, Operation::AllGather, 0, |task, inner| {
             let (buffers, came) = inner.mail.settle(task, posted.id)?;
-            let others = (0..group.len()).filter(|member| *member != task.me);
-            let came_in: usize = others.map(|member| part_len(&parts[member])).sum();
-            task.count.intra_bytes_received += (came_in * size_of::<f32>()) as u64;
+            let me = task.me;
+            (0..group.len())
+                .filter(|member| *member != me)
+                .for_each(|member| count_received(task, member, part_len(&parts[member])));
             Ok(Taken { buffers, came })
         })
     }
+}
+
+fn count_received(task: &mut Task, member: usize, numbers: usize) {
+    let crosses = task.group.crosses(task.me, member);
+    let count = &mut task.count;
+    let bytes = if crosses { &mut count.inter_bytes_received } else { &mut count.intra_bytes_received };
+    *bytes += (numbers * size_of::<f32>()) as u64;
 }
 
 fn operation(all: bool) -> Operation {
@@ -248,7 +338,7 @@ fn settle(
     if posted.in_place {
         let (mine, theirs) = (plan.part_len(task.me), plan.part_len(1 - task.me));
         let numbers = mine + if task.operation == Operation::AllReduce { theirs } else { 0 };
-        task.count.intra_bytes_received += (numbers * size_of::<f32>()) as u64;
+        count_received(task, 1 - task.me, numbers);
     }
     // Other sums are made by this member's hands, from now on.
     Ok(Taken { buffers, came: if posted.in_place { came } else { Instant::now() } })

@@ -195,6 +195,7 @@ fn posted(end: &Endpoint) {
         let case = Case::new(seed, members, if seed == 7 { 200_000 } else { 3_000 });
         if group.member(end.rank()).is_some() {
             case.check_posted(end, &group);
+            case.check_scattered(end, &group);
         }
     }
     end.barrier(&world(end)).expect("barrier");

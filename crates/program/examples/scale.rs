@@ -47,6 +47,8 @@ fn main() {
             offload: spec::Offload::None,
             offload_folder: None,
             keep_packed: false,
+            tp_overlap: true,
+            tp_pairs: false,
             threads: None,
             transport: Transport::Tcp,
             pin: Pin::Off,

@@ -93,7 +93,8 @@ impl<'a> Costs<'a> {
             Segment::Qkv(_) => Work::Flops(products * self.tokens * 2.0 * hidden * (heads + 2.0 * kv_heads) / tp),
             Segment::Attn(_) => {
                 // Where the output is not asked for, the output projection is left out.
-                let inputs = if self.context { 0.0 } else { heads + 2.0 * kv_heads };
+                let apart = self.context || pass == Pass::BackwardWeight;
+                let inputs = if apart { 0.0 } else { heads + 2.0 * kv_heads };
                 let output = if pass == Pass::RecomputeKept { 0.0 } else { heads };
                 let projections = products * 2.0 * hidden * (output + inputs);
                 // Scores have no weights: the input part has all of their gradient.
@@ -106,9 +107,10 @@ impl<'a> Costs<'a> {
                 Work::Flops(self.tokens * (projections + scores) / tp)
             }
             Segment::Mlp(_) => {
-                let matrices = if pass == Pass::RecomputeKept { 2.0 } else { 3.0 };
+                let matrices = if matches!(pass, Pass::RecomputeKept | Pass::BackwardWeight) { 2.0 } else { 3.0 };
                 Work::Flops(products * self.tokens * 2.0 * matrices * hidden * ffn / tp)
             }
+            Segment::Down(_) => Work::Flops(products * self.tokens * 2.0 * hidden * ffn / tp),
             // The choice is not made again.
             Segment::Route(_) if pass == Pass::Recompute => Work::Unknown,
             Segment::Route(_) => Work::Flops(products * self.tokens * 2.0 * hidden * experts / tp),

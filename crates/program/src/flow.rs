@@ -7,7 +7,7 @@
 mod experts;
 mod spare;
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 
 use spec::moe::AuxScope;
 use spec::tree::Counter;
@@ -95,6 +95,8 @@ struct Flow<'a> {
     partials: HashMap<(usize, Option<Unit>), usize>,
     /// Likewise of key gradients over the context cells.
     keys: HashMap<(usize, Option<Unit>), usize>,
+    /// Exchanges over the tensor axis that have their buffers already.
+    posted: HashSet<(usize, Value)>,
     spare: Spare,
 }
 
@@ -118,6 +120,7 @@ pub(crate) fn bytes(
         alone: layout.tp == 1,
         partials: HashMap::new(),
         keys: HashMap::new(),
+        posted: HashSet::new(),
         spare: Spare::default(),
     };
     let shelf = if layout.offload.activations() { Shelf::new(program) } else { Shelf::default() };
@@ -214,12 +217,25 @@ impl Flow<'_> {
                     None => self.spare.all(&[], &self.mlp()),
                 }
             }
-            Op::Collective { value: Value::Rows, .. } if !self.alone => self.spare.all(&[whole], &[local]),
-            Op::Collective { value: Value::GradRows, .. } if !self.alone => self.spare.take(whole),
-            Op::Collective { value: Value::Partial | Value::GradPartial, .. } => {
+            Op::Post { value, .. } if value.of_rows() => {
+                match value {
+                    Value::Rows => self.spare.all(&[whole], &[local]),
+                    Value::GradRows => self.spare.take(whole),
+                    _ => self.spare.take(local),
+                }
+                self.posted.insert((instr.chunk, value));
+            }
+            Op::Collective { value: value @ (Value::Rows | Value::GradRows), .. } if !self.alone => {
+                let here = self.posted.remove(&(instr.chunk, value));
+                let goes = vec![local; usize::from(!here && value == Value::Rows)];
+                self.spare.all(&vec![whole; usize::from(!here)], &goes);
+            }
+            Op::Collective { value: value @ (Value::Partial | Value::GradPartial), .. } => {
                 let nodes = self.partials.remove(&(instr.chunk, instr.unit)).unwrap_or(1);
                 if !self.alone || nodes > 1 {
-                    self.spare.all(&[local], &vec![whole; nodes]);
+                    let here = self.posted.remove(&(instr.chunk, value));
+                    let come = vec![local; usize::from(!here)];
+                    self.spare.all(&come, &vec![whole; nodes]);
                 }
             }
             Op::Collective { value: Value::KeyValues(_), .. } => self.spare.all(keys.as_slice(), &[]),
@@ -343,7 +359,8 @@ impl Flow<'_> {
                     _ => self.spare.all(&normed, &[]),
                 }
             }
-            (BackwardWeight, Segment::Mlp(_)) => self.spare.all(&[], &[whole, inner, whole, inner, inner]),
+            (BackwardWeight, Segment::Mlp(_)) => self.spare.all(&[], &[whole, inner, inner]),
+            (BackwardWeight, Segment::Down(_)) => self.spare.all(&[], &[whole, inner]),
             (Backward, Segment::MlpNorm(_) | Segment::AttnNorm(_)) => self.spare.all(&[], &[local, inv, local]),
             (Backward | BackwardInput, Segment::Attn(_)) => {
                 self.spare.all(&[q, q], &[]);
@@ -371,12 +388,7 @@ impl Flow<'_> {
                 }
             }
             (Backward | BackwardInput, Segment::Qkv(_)) => self.qkv_backward(instr, pass),
-            (BackwardWeight, Segment::Attn(_)) => {
-                self.spare.all(&[], &[whole, q]);
-                if !context {
-                    self.spare.all(&[], &[whole, q, kv, kv]);
-                }
-            }
+            (BackwardWeight, Segment::Attn(_)) => self.spare.all(&[], &[whole, q]),
             (BackwardWeight, Segment::Qkv(_)) => self.spare.all(&[], &[whole, q, kv, kv]),
             (_, Segment::Route(_) | Segment::Experts(_)) => {
                 if let Some(experts) = &self.experts {

@@ -54,14 +54,18 @@ pub enum Segment {
     Embed,
     /// RMSNorm before the attention of a layer.
     AttnNorm(usize),
-    /// With context cells: query, key, value and rotation, which an exchange parts from the rest of [`Segment::Attn`].
+    /// With context cells: query, key, value and rotation, which an exchange parts from the rest of [`Segment::Attn`]. Their
+    /// weight part is one of its own in any case.
     Qkv(usize),
-    /// Query, key, value, rotation, attention, output projection; with context cells the last two.
+    /// Query, key, value, rotation, attention, output projection; with context cells the last two. Its weight part is that of
+    /// the output projection.
     Attn(usize),
     /// The attention's output joins the residual stream; RMSNorm before the feed-forward.
     MlpNorm(usize),
-    /// SwiGLU feed-forward.
+    /// SwiGLU feed-forward; its weight part is that of gate and up.
     Mlp(usize),
+    /// The down projection of the feed-forward: a weight part of its own.
+    Down(usize),
     /// Scores, choice and gates of a layer's experts; lives on sequence slices.
     Route(usize),
     /// Whole experts on the rows that chose them, and their sum; lives on sequence slices.
@@ -172,6 +176,13 @@ pub enum Value {
     Ballot,
 }
 
+impl Value {
+    /// True for rows of the stream between the tensor positions, which may be posted.
+    pub fn of_rows(self) -> bool {
+        matches!(self, Self::Rows | Self::Partial | Self::GradRows | Self::GradPartial)
+    }
+}
+
 /// How a collective moves its value.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum Exchange {
@@ -209,7 +220,8 @@ pub enum Op {
         bytes: u64,
     },
     /// This rank's share of an exchange leaves, and what comes for it finds its place; nothing is waited for. The
-    /// collective that follows on the same chunk with the same value takes the result.
+    /// collective that follows on the same chunk with the same value takes the result. Over the tensor axis those of
+    /// [`Value::of_rows`] may be posted.
     Post {
         /// How.
         exchange: Exchange,

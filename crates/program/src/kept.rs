@@ -33,6 +33,9 @@ pub struct Kept {
     attn_weights: i64,
     qkv_weights: i64,
     mlp_weights: i64,
+    down_weights: i64,
+    /// There are context cells.
+    context: bool,
     /// Input of the final norm, 1 / rms of its rows, all normed rows.
     head: [i64; 3],
     /// The last layer and token block of the model.
@@ -70,9 +73,11 @@ impl Kept {
             router,
             experts,
             parcels: FLOAT * int(crate::flow::parcels(model, grid, layout, seq)),
-            attn_weights: FLOAT * rows * (2 * hidden + 2 * q + 2 * kv),
-            qkv_weights: qkv(hidden + q + 2 * kv),
-            mlp_weights: FLOAT * rows * (2 * hidden + 3 * ffn),
+            attn_weights: FLOAT * rows * (hidden + q),
+            qkv_weights: FLOAT * rows * (hidden + q + 2 * kv),
+            mlp_weights: FLOAT * rows * (hidden + 2 * ffn),
+            down_weights: FLOAT * rows * (hidden + ffn),
+            context,
             head: [FLOAT * local * hidden, FLOAT * local, FLOAT * rows * hidden],
             last_layer: model.layers - 1,
             last_block: Sizes::new(model, grid, layout, seq).blocks() - 1,
@@ -109,12 +114,14 @@ impl Kept {
                 (Forward, Segment::Loss(block)) if block == self.last_block => -self.head[2],
                 (Backward, Segment::HeadNorm) => -self.head[0] - self.head[1],
                 (Backward, Segment::Mlp(_)) => -self.mlp,
-                (BackwardInput, Segment::Mlp(_)) => self.mlp_weights - self.mlp,
+                (BackwardInput, Segment::Mlp(_)) => self.mlp_weights + self.down_weights - self.mlp,
                 (BackwardWeight, Segment::Mlp(_)) => -self.mlp_weights,
+                (BackwardWeight, Segment::Down(_)) => -self.down_weights,
                 (Backward, Segment::MlpNorm(_)) => -self.mlp_norm,
                 (Backward, Segment::Attn(_)) => self.qkv[1] - self.attn,
-                (BackwardInput, Segment::Attn(_)) => self.attn_weights - self.qkv_weights + self.qkv[1] - self.attn,
-                (BackwardWeight, Segment::Attn(_)) => self.qkv_weights - self.attn_weights,
+                (BackwardInput, Segment::Attn(_)) if self.context => self.attn_weights + self.qkv[1] - self.attn,
+                (BackwardInput, Segment::Attn(_)) => self.attn_weights + self.qkv_weights - self.attn,
+                (BackwardWeight, Segment::Attn(_)) => -self.attn_weights,
                 (Backward, Segment::Qkv(_)) => -self.qkv[1],
                 (BackwardInput, Segment::Qkv(_)) => self.qkv_weights - self.qkv[1],
                 (BackwardWeight, Segment::Qkv(_)) => -self.qkv_weights,
@@ -183,7 +190,7 @@ mod tests {
         let p = 4;
         let (peak, kept) = peaks(Schedule::ZbH1, p, Recompute::None);
         let unit = (kept.attn_norm[0] + kept.attn_norm[1] + kept.attn + kept.mlp_norm + kept.mlp) as u64;
-        let weights = (kept.attn_weights + kept.mlp_weights) as u64;
+        let weights = (kept.attn_weights + kept.qkv_weights + kept.mlp_weights + kept.down_weights) as u64;
         for (i, peak) in peak.iter().enumerate().take(p - 1) {
             // An input part leaves more than it found before its norms are done: at most a unit's share above.
             let formula = (p - i) as u64 * unit + i as u64 * weights;

@@ -1,8 +1,9 @@
 //! Lowering: model, grid and layout to one instruction list per rank.
 
+mod pairs;
 mod shard;
 
-use std::collections::HashSet;
+use std::collections::{HashSet, VecDeque};
 
 use spec::schedule::Turn;
 use spec::{Coords, Grid, Layout, Model, Recompute, Run, Unit};
@@ -40,12 +41,14 @@ pub struct Lowering<'a> {
     layout: &'a Layout,
     mode: Mode,
     sizes: Sizes,
+    /// Exchanges of backward over the tensor axis run beside weight gradients.
+    beside: bool,
 }
 
 impl<'a> Lowering<'a> {
     /// Prepares the sizes once for all ranks.
     pub fn new(model: &'a Model, grid: &'a Grid, layout: &'a Layout, seq: usize, mode: Mode) -> Self {
-        Self { model, grid, layout, mode, sizes: Sizes::new(model, grid, layout, seq) }
+        Self { model, grid, layout, mode, sizes: Sizes::new(model, grid, layout, seq), beside: layout.overlaps_tp() }
     }
 
     /// The program of one rank, in the order of the layout's schedule.
@@ -65,11 +68,14 @@ impl<'a> Lowering<'a> {
             unit: None,
             reading,
             posted: None,
+            owed: VecDeque::new(),
             instrs: Vec::with_capacity(self.length(tasks)),
         };
         let mut met = HashSet::new();
+        let mut begins = Vec::with_capacity(tasks.len() + 1);
         for (number, task) in tasks.iter().enumerate() {
             let Task { turn, chunk, unit } = *task;
+            begins.push(list.instrs.len());
             (list.chunk, list.unit) = (chunk, Some(unit));
             if turn == Turn::Forward && list.works() && met.insert(unit) {
                 list.push(Op::Load);
@@ -83,6 +89,10 @@ impl<'a> Lowering<'a> {
                 Turn::BackwardWeight => list.weights(),
             }
             list.end();
+        }
+        begins.push(list.instrs.len());
+        if self.layout.pairs_tp() && self.mode == Mode::Train {
+            list.instrs = in_pairs(tasks, &begins, &list.instrs);
         }
         list.unit = None;
         list.step_end();
@@ -106,8 +116,25 @@ impl<'a> Lowering<'a> {
     }
 }
 
+/// The lists of tasks, which begin at `begins`: a backward and the forward that follows it in turns.
+fn in_pairs(tasks: &[Task], begins: &[usize], instrs: &[Instr]) -> Vec<Instr> {
+    let of = |number: usize| &instrs[begins[number]..begins[number + 1]];
+    let (mut out, mut number) = (Vec::with_capacity(2 * instrs.len()), 0);
+    while number < tasks.len() {
+        let turns = tasks[number..].iter().take(2).map(|task| task.turn);
+        if turns.eq([Turn::Backward, Turn::Forward]) {
+            out.extend(pairs::in_turns(of(number), of(number + 1)));
+            number += 2;
+        } else {
+            out.extend_from_slice(of(number));
+            number += 1;
+        }
+    }
+    out
+}
+
 /// Most instructions of a layer in one direction, its recomputation included.
-const PER_LAYER: usize = 24;
+const PER_LAYER: usize = 34;
 /// Most instructions around the layers of a task, without the token blocks.
 const PER_TASK: usize = 16;
 
@@ -120,6 +147,8 @@ struct List<'a> {
     reading: shard::Reading,
     /// The sum over the cells that has left last and is not taken yet, where sums are taken early.
     posted: Option<(usize, Option<Unit>, Bucket)>,
+    /// Weight parts whose input parts are done, for exchanges to run beside.
+    owed: VecDeque<Segment>,
     instrs: Vec<Instr>,
 }
 
@@ -142,7 +171,23 @@ impl List<'_> {
 
     /// Sequence slices to whole sequences.
     fn gather(&mut self, value: Value) {
+        if !self.owed.is_empty() {
+            self.post_rows(Exchange::AllGather, value);
+            self.pay(1);
+        }
         self.collective(Exchange::AllGather, value, Axis::Tp, self.with.sizes.rows());
+    }
+
+    /// An exchange over the tensor axis leaves.
+    fn post_rows(&mut self, exchange: Exchange, value: Value) {
+        self.push(Op::Post { exchange, value, axis: Axis::Tp });
+    }
+
+    /// At most `count` of the weight parts that are owed.
+    fn pay(&mut self, count: usize) {
+        for segment in self.owed.drain(..count.min(self.owed.len())).collect::<Vec<_>>() {
+            self.push(Op::Compute(Pass::BackwardWeight, segment));
+        }
     }
 
     /// Keys and values of the own context cells to those of all.
@@ -153,6 +198,15 @@ impl List<'_> {
     /// Partial sums over the tensor cells to sequence slices.
     fn scatter(&mut self, value: Value) {
         self.collective(Exchange::ReduceScatter, value, Axis::Tp, self.with.sizes.partial(self.at.tp));
+    }
+
+    /// The same of the input gradients of a segment, beside the first `count` of the weight parts that are owed.
+    fn scatter_beside(&mut self, count: usize) {
+        if !self.owed.is_empty() {
+            self.post_rows(Exchange::ReduceScatter, Value::GradPartial);
+            self.pay(count);
+        }
+        self.scatter(Value::GradPartial);
     }
 
     /// Rows of experts between the ranks of a group, where there are several.
@@ -335,7 +389,7 @@ impl List<'_> {
             if self.chunk == 0 {
                 self.gather(Value::GradRows);
                 self.backward_of(Segment::Embed);
-            } else {
+            } else if !self.beside(pass) {
                 self.send(Value::ActivationGrad, self.chunk - 1, with.sizes.activation(with.mode));
             }
         }
@@ -367,17 +421,33 @@ impl List<'_> {
         }
     }
 
+    /// True if a backward of one piece is lowered in its two parts, so that exchanges over the tensor axis run beside the
+    /// weight part. (A schedule that has two parts puts the second one where nothing else is to do.)
+    fn beside(&self, pass: Pass) -> bool {
+        self.with.beside && pass == Pass::Backward
+    }
+
+    /// The backward of a layer. In two parts the sum of the input gradients of a segment leaves before the weight gradients
+    /// of its column-parallel products, and the gather of what the norm makes of it before those of its row-parallel one.
     fn backward_layer(&mut self, pass: Pass, layer: usize) {
-        let recompute = self.recompute(layer);
-        if self.with.model.moe.is_none() {
+        let beside = self.beside(pass);
+        let pass = if beside { Pass::BackwardInput } else { pass };
+        let (recompute, dense) = (self.recompute(layer), self.with.model.moe.is_none());
+        if dense {
             self.gather(Value::GradRows);
             self.push(Op::Compute(pass, Segment::Mlp(layer)));
-            self.scatter(Value::GradPartial);
+            self.owe(beside, [Segment::Mlp(layer), Segment::Down(layer)]);
+            self.scatter_beside(1);
         }
         self.backward_of(Segment::MlpNorm(layer));
+        let leaves = !self.owed.is_empty();
+        if leaves {
+            self.post_rows(Exchange::AllGather, Value::GradRows);
+        }
         if recompute == Recompute::Selective {
             self.attention_again(layer, Pass::RecomputeKept);
         }
+        self.pay(1);
         self.gather(Value::GradRows);
         if self.with.sizes.has_context() {
             self.gather_keys(layer);
@@ -388,22 +458,36 @@ impl List<'_> {
         } else {
             self.push(Op::Compute(pass, Segment::Attn(layer)));
         }
-        self.scatter(Value::GradPartial);
+        self.owe(beside, [Segment::Qkv(layer), Segment::Attn(layer)]);
+        let first = layer == self.with.layout.stages[self.chunk].start;
+        // Experts begin their backward with the slices.
+        let gathers = if first { self.chunk == 0 } else { dense };
+        self.scatter_beside(if gathers || first { 1 } else { 2 });
         self.backward_of(Segment::AttnNorm(layer));
+        if beside && gathers {
+            self.post_rows(Exchange::AllGather, Value::GradRows);
+        } else if beside && first {
+            self.send(Value::ActivationGrad, self.chunk - 1, self.with.sizes.activation(self.with.mode));
+        }
+        self.pay(1);
+    }
+
+    /// The weight parts of what has just been done in its input part, in the order in which exchanges find them.
+    fn owe(&mut self, beside: bool, segments: [Segment; 2]) {
+        if beside {
+            self.owed.extend(segments);
+        }
     }
 
     /// The weight parts of attention and feed-forward. Gradients of experts, norms, embedding and output projection are added
     /// by the input part: experts share their rows' products, the others cost little, and logits never exist for longer than a block.
     fn weights(&mut self) {
         for layer in self.with.layout.stages[self.chunk].clone().rev() {
-            if self.works() && self.with.model.moe.is_none() {
-                self.push(Op::Compute(Pass::BackwardWeight, Segment::Mlp(layer)));
-            }
+            let dense =
+                [Segment::Mlp(layer), Segment::Down(layer)].into_iter().filter(|_| self.with.model.moe.is_none());
             if self.works() {
-                self.push(Op::Compute(Pass::BackwardWeight, Segment::Attn(layer)));
-                if self.with.sizes.has_context() {
-                    self.push(Op::Compute(Pass::BackwardWeight, Segment::Qkv(layer)));
-                }
+                self.owed.extend(dense.chain([Segment::Attn(layer), Segment::Qkv(layer)]));
+                self.pay(4);
             }
             self.complete(Bucket::Layer(layer));
         }

@@ -72,6 +72,7 @@ impl Plan {
             packed: Packed::new(model, grid, layout, program).bytes(model, grid, layout, program),
             ..Self::default()
         };
+        plan.messages += early_rows(grid, layout, seq, model.hidden, program);
         let buffers = |load| flow::bytes(model, grid, layout, seq, program, load);
         let (all, at_once) = buffers(Load::Balanced);
         plan.at_once = at_once;
@@ -158,6 +159,21 @@ fn outbox(program: &Program, ring: u64) -> u64 {
         most = most.max(now);
     }
     most.saturating_sub(ring)
+}
+
+/// Most bytes of partial sums of rows that others have posted before this rank adds them up, where they are not added as they
+/// come: any other exchange takes them out of the rings.
+fn early_rows(grid: &Grid, layout: &Layout, seq: usize, hidden: usize, program: &Program) -> u64 {
+    let cells: Vec<_> = (0..layout.tp).map(|t| std::iter::once(layout.tensor_cells(t, grid.tp)).collect()).collect();
+    let posts = |instr: &Instr| matches!(instr.op, Op::Post { value: Value::GradPartial | Value::Partial, .. });
+    if spec::tree::is_of_two(grid.tp, &cells) || !program.instrs.iter().any(posts) {
+        return 0;
+    }
+    let mine = layout.coords(program.rank).tp;
+    let nodes =
+        |(t, cells): (usize, &Vec<_>)| if t == mine { 0 } else { spec::tree::subtrees_of(grid.tp, cells).len() };
+    let local = grid.ep / layout.group * grid.microbatch * seq / layout.cp / layout.tp * hidden;
+    FLOAT * (cells.iter().enumerate().map(nodes).sum::<usize>() * local) as u64
 }
 
 /// Ranks that `rank` exchanges more with than ballots.
@@ -264,7 +280,9 @@ impl<'a> Grads<'a> {
             (Op::Compute(Pass::Backward | Pass::BackwardWeight, segment), Some(leaf)) => {
                 let buckets = match segment {
                     Segment::Embed => [Some(Bucket::Embed), None],
-                    Segment::Qkv(l) | Segment::Attn(l) | Segment::Mlp(l) => [Some(Bucket::Layer(l)), None],
+                    Segment::Qkv(l) | Segment::Attn(l) | Segment::Mlp(l) | Segment::Down(l) => {
+                        [Some(Bucket::Layer(l)), None]
+                    }
                     Segment::Experts(l) => [Some(Bucket::Experts(l)), Some(Bucket::Shared(l))],
                     _ => [None, None],
                 };

@@ -45,6 +45,7 @@ fn key(instr: &Instr) -> Option<Key> {
     let layer = match instr.op {
         Op::Compute(_, segment) | Op::Drop(segment) => match segment {
             Segment::AttnNorm(l) | Segment::Qkv(l) | Segment::Attn(l) | Segment::MlpNorm(l) | Segment::Mlp(l) => l,
+            Segment::Down(l) => l,
             Segment::Route(l) | Segment::Experts(l) | Segment::Residual(l) => l,
             Segment::Embed | Segment::HeadNorm | Segment::Logits(_) | Segment::Loss(_) => return None,
         },

@@ -42,6 +42,8 @@ pub fn request([dp, tp, pp]: [usize; 3], schedule: Schedule, vpp: Option<usize>)
         offload: spec::Offload::None,
         offload_folder: None,
         keep_packed: false,
+        tp_overlap: true,
+        tp_pairs: false,
         threads: None,
         transport: Transport::Threads,
         pin: Pin::Off,

@@ -145,6 +145,8 @@ keys! {
     "layout.offload" Text "\"none\"" false "what lies in files and comes to memory for its use: none, optimizer (the moments), activations (what layers keep for backward), or optimizer+activations";
     "layout.offload_folder" Text "" false "where these files are, which have no name; unset: the run's folder";
     "layout.keep_packed" Bool "false" false "weights that are used again before the next update stay packed for the products, beside their own memory";
+    "layout.tp_overlap" Bool "true" false "with tp > 1: exchanges of backward over the tensor axis run beside weight gradients; false: ranks wait for them";
+    "layout.tp_pairs" Bool "false" false "with tp > 1, pp = 1 and several microbatches: the forward of one runs beside the backward of the one before, so that each hides the other's exchanges; keeps the activations of two";
     "layout.threads" Int "" false "threads per rank; unset: all cores at one rank, else 1";
     "layout.transport" Text "\"shm\"" false "shm, tcp or threads";
     "layout.pin" Text "\"auto\"" false "auto: each rank keeps to its share of the allowed cores, if there is a core for each; off: the system places them";

@@ -137,6 +137,10 @@ pub struct LayoutRequest {
     pub offload_folder: Option<PathBuf>,
     /// `layout.keep_packed`
     pub keep_packed: bool,
+    /// `layout.tp_overlap`
+    pub tp_overlap: bool,
+    /// `layout.tp_pairs`
+    pub tp_pairs: bool,
     /// `layout.threads`, threads per rank.
     pub threads: Option<usize>,
     /// `layout.transport`
@@ -203,6 +207,10 @@ pub struct Layout {
     pub offload_folder: Option<PathBuf>,
     /// Weights that are used again before the next update stay packed for the products.
     pub keep_packed: bool,
+    /// Tensor-parallel exchanges of backward run beside weight gradients, see [`Layout::overlaps_tp`].
+    pub tp_overlap: bool,
+    /// Two microbatches at a time, see [`Layout::pairs_tp`].
+    pub tp_pairs: bool,
     /// Threads per rank.
     pub threads: usize,
     /// How bytes travel.
@@ -301,6 +309,25 @@ impl Layout {
         self.stages.iter().position(|s| s.contains(&layer)).expect("stages cover every layer")
     }
 
+    /// True if exchanges over the tensor axis are posted before work that does not need them. Where members of a tensor
+    /// group stand for others of their host, gathers have two rounds, which need all members.
+    pub fn overlaps_tp(&self) -> bool {
+        let one_level = |first: usize| {
+            let last = first + self.tp - 1;
+            let hosts = self.host(last) - self.host(first) + 1;
+            hosts == 1 || hosts == self.tp
+        };
+        let groups = || (0..self.world()).step_by(self.tp);
+        self.tp_overlap && self.tp > 1 && (self.ranks_per_host.is_none() || groups().all(one_level))
+    }
+
+    /// True if the backward of a microbatch and the forward of the next one go on in turns, so that exchanges of each over the
+    /// tensor axis run beside the work of the other. Stages of a pipeline wait for each other, and gathered parameters
+    /// come and go in the order of the work on them: there it is not done.
+    pub fn pairs_tp(&self) -> bool {
+        self.tp_pairs && self.overlaps_tp() && self.chunks() == 1 && self.zero < 3
+    }
+
     /// The host of `rank`.
     pub fn host(&self, rank: usize) -> usize {
         self.ranks_per_host.map_or(0, |n| rank / n)
@@ -344,6 +371,12 @@ impl fmt::Display for Layout {
         }
         if self.keep_packed {
             write!(f, " keeps-packed")?;
+        }
+        if self.tp > 1 && !self.tp_overlap {
+            write!(f, " no-tp-overlap")?;
+        }
+        if self.pairs_tp() {
+            write!(f, " tp-pairs")?;
         }
         write!(f, " {} threads{}", self.transport, self.threads)
     }

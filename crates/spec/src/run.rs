@@ -311,6 +311,8 @@ pub(crate) fn layout_request(values: &Values) -> Result<LayoutRequest, SpecError
         offload: word::<Offload>(values, "layout.offload")?,
         offload_folder: values.text("layout.offload_folder").map(PathBuf::from),
         keep_packed: values.bool("layout.keep_packed").unwrap_or(false),
+        tp_overlap: values.bool("layout.tp_overlap").unwrap_or(true),
+        tp_pairs: values.bool("layout.tp_pairs").unwrap_or(false),
         threads: values.int("layout.threads"),
         transport: word::<Transport>(values, "layout.transport")?,
         pin: word::<Pin>(values, "layout.pin")?,

@@ -180,13 +180,18 @@ pub struct QkvWeights {
     pub dv: Vec<f32>,
 }
 
-/// What the input part of the feed-forward's backward leaves for its weight part.
+/// What the input part of the feed-forward's backward leaves for the gradient of its down projection.
 #[derive(Debug, Default)]
-pub struct MlpWeights {
+pub struct DownWeights {
     /// Gradient of the residual stream, all rows.
     pub dy: Vec<f32>,
     /// The activation.
     pub act: Vec<f32>,
+}
+
+/// What it leaves for the gradients of gate and up.
+#[derive(Debug, Default)]
+pub struct MlpWeights {
     /// Normed rows, all.
     pub n: Vec<f32>,
     /// Gradients of gate and up.
@@ -236,6 +241,8 @@ pub struct LayerSaved {
     pub qkv_weights: Option<QkvWeights>,
     /// Left by the input part of the feed-forward's backward.
     pub mlp_weights: Option<MlpWeights>,
+    /// Likewise.
+    pub down_weights: Option<DownWeights>,
 }
 
 impl LayerSaved {
@@ -245,10 +252,11 @@ impl LayerSaved {
         let pairs = qk_raw.iter().chain(qk_inv).flatten();
         let attn = self.attn_weights.iter().flat_map(|w| [&w.dy, &w.o]);
         let qkv = self.qkv_weights.iter().flat_map(|w| [&w.n, &w.dq, &w.dk, &w.dv]);
-        let mlp = self.mlp_weights.iter().flat_map(|w| [&w.dy, &w.act, &w.n, &w.d_gate, &w.d_up]);
+        let mlp = self.mlp_weights.iter().flat_map(|w| [&w.n, &w.d_gate, &w.d_up]);
+        let down = self.down_weights.iter().flat_map(|w| [&w.dy, &w.act]);
         let plain = [x_attn, inv_attn, n_attn, q, k, v, o, lse, x_mlp, inv_mlp, n_mlp, gate, up];
         let routed = self.routed.iter().flat_map(|r| r.shared.iter().chain(&r.work.parcels).chain([&r.scores]));
-        plain.into_iter().chain(pairs).chain(attn).chain(qkv).chain(mlp).chain(routed)
+        plain.into_iter().chain(pairs).chain(attn).chain(qkv).chain(mlp).chain(down).chain(routed)
     }
 
     /// All it keeps, in one order, to put away and back.
@@ -268,10 +276,11 @@ impl LayerSaved {
         let pairs = qk_raw.into_iter().chain(qk_inv).flatten();
         let attn = self.attn_weights.into_iter().flat_map(|w| [w.dy, w.o]);
         let qkv = self.qkv_weights.into_iter().flat_map(|w| [w.n, w.dq, w.dk, w.dv]);
-        let mlp = self.mlp_weights.into_iter().flat_map(|w| [w.dy, w.act, w.n, w.d_gate, w.d_up]);
+        let mlp = self.mlp_weights.into_iter().flat_map(|w| [w.n, w.d_gate, w.d_up]);
+        let down = self.down_weights.into_iter().flat_map(|w| [w.dy, w.act]);
         let plain = [x_attn, inv_attn, n_attn, q, k, v, o, lse, x_mlp, inv_mlp, n_mlp, gate, up];
         let routed = self.routed.into_iter().flat_map(|r| r.shared.into_iter().chain(r.work.parcels).chain([r.scores]));
-        plain.into_iter().chain(pairs).chain(attn).chain(qkv).chain(mlp).chain(routed)
+        plain.into_iter().chain(pairs).chain(attn).chain(qkv).chain(mlp).chain(down).chain(routed)
     }
 
     /// Size of all it keeps.

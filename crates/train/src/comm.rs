@@ -1,8 +1,9 @@
 //! Groups of ranks, and the exchange of each kind of value.
 
 use std::collections::HashMap;
+use std::time::Instant;
 
-use fabric::{Endpoint, FabricError, FabricOptions, Group, ReducePlan};
+use fabric::{Endpoint, FabricError, FabricOptions, Group, Posted, ReducePlan, Taken};
 use program::{Axis, Value};
 use spec::{Layout, Run};
 
@@ -20,10 +21,13 @@ pub fn fabric_options(run: &Run, generation: u64) -> FabricOptions {
     let rows = (run.grid.microbatch * run.train.seq).div_ceil(run.layout.cp * run.layout.tp);
     let message = rows * run.model.hidden * size_of::<f32>();
     let pipe = if run.layout.pp > 1 { (PIPE_MESSAGES * message).min(RING_BYTES_MAX) } else { 0 };
+    // What is posted leaves at once, in blocks with a header each.
+    let data_cells = run.grid.ep / run.layout.group;
+    let rows = if run.layout.overlaps_tp() { (data_cells * message + message / 8).min(RING_BYTES_MAX) } else { 0 };
     FabricOptions {
         generation: generation as u32,
         deadline_ms: run.layout.exchange_timeout_ms as u64,
-        ring_bytes: usual.ring_bytes.max(pipe),
+        ring_bytes: usual.ring_bytes.max(pipe).max(rows),
         ..usual
     }
 }
@@ -179,6 +183,89 @@ impl Comm {
         Group { id: number * self.world.len() as u32 + group.ranks[0], ..group.clone() }
     }
 
+    /// The group in which `value` of a unit's rows on `chunk` is posted: what else is exchanged meanwhile does not meet it.
+    fn posts_rows(&self, chunk: usize, value: Value) -> Group {
+        let kind = match value {
+            Value::Rows => 0,
+            Value::Partial => 1,
+            Value::GradRows => 2,
+            _ => 3,
+        };
+        let number = self.kinds + 4 * self.chunks * self.buckets + 4 * chunk as u32 + kind;
+        Group { id: number * self.world.len() as u32 + self.tp.ranks[0], ..self.tp.clone() }
+    }
+
+    /// The first half of [`Comm::gather_rows`].
+    ///
+    /// # Errors
+    /// The fabric's.
+    pub fn post_gather(
+        &self,
+        (chunk, value): (usize, Value),
+        pool: &mut Pool,
+        lanes: usize,
+        local: &[f32],
+    ) -> Result<Posted, FabricError> {
+        let parts = &self.rows[&lanes].parts;
+        let mut full = pool.take(local.len() * self.tp.len());
+        let mut at = 0;
+        for range in &parts[self.tp.member(self.endpoint.rank()).expect("a member")] {
+            full[range.clone()].copy_from_slice(&local[at..at + range.len()]);
+            at += range.len();
+        }
+        self.endpoint.post_gather(&self.posts_rows(chunk, value), parts, full)
+    }
+
+    /// The second half.
+    ///
+    /// # Errors
+    /// The fabric's.
+    pub fn take_gather(&self, at: (usize, Value), lanes: usize, posted: Posted) -> Result<Taken, FabricError> {
+        self.endpoint.take_gather(&self.posts_rows(at.0, at.1), &self.rows[&lanes].parts, posted)
+    }
+
+    /// The first half of [`Comm::scatter_partials`].
+    ///
+    /// # Errors
+    /// The fabric's.
+    pub fn post_partials(
+        &self,
+        (chunk, value): (usize, Value),
+        pool: &mut Pool,
+        lanes: usize,
+        partials: Partials,
+        embed: bool,
+    ) -> Result<Posted, FabricError> {
+        let plan = self.partial_plan(lanes, embed);
+        let out = pool.take(plan.part_len(self.tp.member(self.endpoint.rank()).expect("a member")));
+        self.endpoint.post_scatter(&self.posts_rows(chunk, value), plan, partials, out)
+    }
+
+    /// The second half: this rank's rows of the sum; and when the last of them came.
+    ///
+    /// # Errors
+    /// The fabric's.
+    pub fn take_partials(
+        &self,
+        (chunk, value): (usize, Value),
+        pool: &mut Pool,
+        lanes: usize,
+        posted: Posted,
+        embed: bool,
+    ) -> Result<(Vec<f32>, Instant), FabricError> {
+        let plan = self.partial_plan(lanes, embed);
+        let taken = self.endpoint.take_scatter(&self.posts_rows(chunk, value), plan, posted)?;
+        let mut buffers = taken.buffers.into_iter();
+        let sum = buffers.next().expect("the result has a buffer");
+        buffers.for_each(|buffer| pool.give(buffer));
+        Ok((sum, taken.came))
+    }
+
+    fn partial_plan(&self, lanes: usize, embed: bool) -> &ReducePlan {
+        let plans = &self.rows[&lanes];
+        if embed { &plans.embed } else { &plans.partial }
+    }
+
     /// Posts along the pipeline; `chunk` is the sender's. Never waits.
     ///
     /// # Errors
@@ -259,8 +346,7 @@ impl Comm {
         if self.tp.len() == 1 && partials.len() == 1 {
             return Ok(partials.pop().expect("just counted").1);
         }
-        let plans = &self.rows[&lanes];
-        let plan = if embed { &plans.embed } else { &plans.partial };
+        let plan = self.partial_plan(lanes, embed);
         let mine: Vec<_> = partials.iter().map(|(node, data)| (node.clone(), data.as_slice())).collect();
         let mut out = pool.take(plan.part_len(self.tp.member(self.endpoint.rank()).expect("a member")));
         self.endpoint.reduce_scatter(&self.tp, plan, &mine, &mut out)?;

@@ -202,10 +202,14 @@ fn on_every_rank(sets: &[&str], look: impl Fn(&RankReport, &program::memory::Pla
 /// The buffers of a step are what the program says, to the byte, whatever the layout.
 #[test]
 fn buffers_are_planned() {
-    let cases: [&[&str]; 12] = [
+    let cases: [&[&str]; 16] = [
         &[],
         &["layout.dp=3", "layout.zero=1"],
         &["layout.tp=2"],
+        &["layout.tp=2", "layout.tp_overlap=false"],
+        &["layout.tp=2", "layout.tp_pairs=true"],
+        &["layout.tp=2", "layout.tp_pairs=true", "layout.offload=activations", "layout.recompute=selective"],
+        &["layout.tp=2", "layout.dp=2", "layout.pp=2", "layout.zero=1"],
         &["layout.pp=2", "layout.schedule=gpipe"],
         &["layout.tp=2", "layout.pp=2", "layout.schedule=interleaved"],
         &["layout.pp=2", "layout.schedule=zb-h1"],

@@ -131,8 +131,8 @@ pub const WRONG: &[Wrong] = &[
     Wrong {
         what: "a microbatch not taken backward through one layer",
         layout: LISTS,
-        reason: "where Backward Mlp(0) is due, which the list lacks",
-        change: |lists| drop_first(&mut lists[1], |i| i.op == Op::Compute(Pass::Backward, Segment::Mlp(0))),
+        reason: "where BackwardInput Mlp(0) is due, which the list lacks",
+        change: |lists| drop_first(&mut lists[1], |i| i.op == Op::Compute(Pass::BackwardInput, Segment::Mlp(0))),
     },
     Wrong {
         what: "a microbatch taken backward through one layer twice",
@@ -140,10 +140,45 @@ pub const WRONG: &[Wrong] = &[
         reason: "is one too many",
         change: |lists| {
             let list = &mut lists[1].instrs;
-            if let Some(at) = list.iter().position(|i| i.op == Op::Compute(Pass::Backward, Segment::Mlp(0))) {
+            if let Some(at) = list.iter().position(|i| i.op == Op::Compute(Pass::BackwardInput, Segment::Mlp(0))) {
                 list.insert(at, list[at]);
             }
         },
+    },
+    Wrong {
+        what: "input gradients on their way before they are made",
+        layout: LISTS,
+        reason: "what it moves is not made yet",
+        change: |lists| {
+            for list in lists {
+                let is_post = |i: &Instr| matches!(i.op, Op::Post { value: Value::GradPartial, .. });
+                if let Some(at) = list.instrs.iter().position(is_post) {
+                    list.instrs.swap(at, at - 1);
+                }
+            }
+        },
+    },
+    Wrong {
+        what: "a sum of input gradients used before it has come",
+        layout: LISTS,
+        reason: "is out of order: ReduceScatter GradPartial Tp comes first",
+        change: |lists| {
+            for list in lists {
+                let is_post = |i: &Instr| matches!(i.op, Op::Post { value: Value::GradPartial, .. });
+                let is_take = |i: &Instr| of(i, Value::GradPartial);
+                if let Some(post) = list.instrs.iter().position(is_post)
+                    && let Some(take) = list.instrs[post..].iter().position(is_take)
+                {
+                    list.instrs.swap(post + take, post + take + 1);
+                }
+            }
+        },
+    },
+    Wrong {
+        what: "rows posted by one member of a tensor group",
+        layout: LISTS,
+        reason: "has posted nothing",
+        change: |lists| drop_first(&mut lists[0], |i| matches!(i.op, Op::Post { value: Value::GradRows, .. })),
     },
     Wrong {
         what: "a data cell closed before its last microbatch",

@@ -322,6 +322,15 @@ fn may_swap(layout: &Layout, a: &Instr, b: &Instr) -> bool {
     if gives(a) && waits(b) && !(exchanged(a) && exchanged(b)) {
         return false;
     }
+    // Rows of one kind on a chunk are on their way once at a time.
+    let rows = |i: &Instr| match i.op {
+        Op::Post { value, .. } | Op::Collective { value, .. } if value.of_rows() => Some((i.chunk, value)),
+        _ => None,
+    };
+    let posts = |i: &Instr| matches!(i.op, Op::Post { .. });
+    if (posts(a) || posts(b)) && rows(a).is_some() && rows(a) == rows(b) {
+        return false;
+    }
     // The end of a step keeps its order, but for updates of different chunks.
     let unitless = |i: &Instr| i.unit.is_none();
     if unitless(a) || unitless(b) {

@@ -30,7 +30,7 @@ pub(crate) struct Letter {
 #[derive(Default, Debug)]
 pub(crate) struct Stage {
     pub out: Vec<Letter>,
-    /// Of these each lies in one range of buffer 0.
+    /// Of these each lies in one range of buffer 0. A second piece, of another buffer, is what it is added to on the way.
     pub awaits: Vec<Letter>,
     /// What comes is added to what is there; else it takes its place.
     pub adds: bool,
@@ -64,7 +64,9 @@ struct Place {
     slot: u64,
     wire: u8,
     at: Range<usize>,
+    /// What comes is added to what is there, or to these numbers of another buffer.
     adds: bool,
+    onto: Option<(usize, usize)>,
 }
 
 /// A message on its way out of a post.
@@ -119,7 +121,15 @@ impl Posts {
     pub fn fill<T>(&mut self, stream: Stream, take: impl FnOnce(&mut Goal) -> T) -> T {
         let place = self.places.get(&stream).and_then(VecDeque::front).expect("a place was posted");
         let slot = self.slots.get_mut(&place.slot).expect("a post stays until it is settled");
-        let data = &mut slot.buffers[0][place.at.clone()];
+        let (first, others) = slot.buffers.split_first_mut().expect("a place lies in a buffer");
+        let data = &mut first[place.at.clone()];
+        if let Some((buffer, start)) = place.onto {
+            let onto = &others[buffer - 1][start..start + data.len()];
+            return take(&mut Goal::Show(&mut |at, piece| {
+                let sums = data[at..].iter_mut().zip(&onto[at..]).zip(piece);
+                sums.for_each(|((sum, mine), theirs)| *sum = mine + theirs);
+            }));
+        }
         if !place.adds {
             return take(&mut Goal::Place(bytes_mut(data)));
         }
@@ -151,8 +161,10 @@ impl Mail {
             let wire = task.operation.wire();
             let place = |letter: Letter| {
                 let stream = (task.group.ranks[letter.member], task.group.id, letter.lane);
-                let (_, at) = letter.at.into_iter().next().expect("one range");
-                (stream, Place { slot: id, wire, at, adds: stage.adds })
+                let mut pieces = letter.at.into_iter();
+                let (_, at) = pieces.next().expect("one range");
+                let onto = pieces.next().map(|(buffer, at)| (buffer, at.start));
+                (stream, Place { slot: id, wire, at, adds: stage.adds, onto })
             };
             ready.push_back(Ready { out, awaits: stage.awaits.into_iter().map(place).collect() });
         }

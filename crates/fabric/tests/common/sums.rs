@@ -141,8 +141,7 @@ impl Case {
             end.take_counters();
             let part = end.post_sum(&first, &self.plan, mine(), false).expect("post");
             let whole = end.post_sum(&second, &self.plan, mine(), true).expect("post");
-            let lies = self.plan.parts.iter().all(|part| part.len() <= 1) && group.hosts.is_none();
-            let gather = lies.then(|| {
+            let gather = group.one_level().then(|| {
                 let mut full = vec![-1.0; self.len];
                 self.plan.parts[me].iter().for_each(|at| full[at.clone()].copy_from_slice(&total[at.clone()]));
                 end.post_gather(&third, &self.plan.parts, full).expect("post")
@@ -169,6 +168,26 @@ impl Case {
                 end.all_gather(group, &self.plan.parts, &out, &mut full).expect("all_gather");
             }
             self.check_bytes(end, group, me);
+        }
+    }
+
+    /// A sum into a buffer of its own: what is brought stays as it is, and of two subtrees all is there without a hand moved.
+    pub fn check_scattered(&self, end: &Endpoint, group: &Group) {
+        let me = group.member(end.rank()).expect("a member");
+        let total = self.node(0..self.plan.leaves);
+        let two = group.clone().on_hosts(self.hosts.clone());
+        for group in [group, &two] {
+            let note = format!("seed {}, hosts {:?}", self.seed, group.hosts);
+            let nodes = self.plan.subtrees(me).into_iter();
+            let mine: Vec<_> = nodes.map(|node| (node.clone(), self.node(node))).collect();
+            let out = vec![f32::NAN; self.plan.part_len(me)];
+            let posted = end.post_scatter(group, &self.plan, mine.clone(), out).expect("post");
+            end.progress().expect("progress");
+            let mut buffers = end.take_scatter(group, &self.plan, posted).expect("take").buffers;
+            let got: Vec<u32> = buffers.remove(0).iter().map(|x| x.to_bits()).collect();
+            assert_eq!(got, self.part_of(me, &total), "scattered sum, {note}");
+            let bits = |data: &[f32]| data.iter().map(|x| x.to_bits()).collect::<Vec<_>>();
+            mine.iter().zip(&buffers).for_each(|((_, brought), back)| assert_eq!(bits(brought), bits(back), "{note}"));
         }
     }
 

@@ -41,7 +41,7 @@ fn forms(pass: Pass, segment: Segment, context: bool) -> (Form, Form) {
         (_, Segment::Embed) => (Whole, Nothing),
         (_, Segment::AttnNorm(_) | Segment::MlpNorm(_) | Segment::Residual(_) | Segment::HeadNorm) => (Slices, Slices),
         (_, Segment::Route(_) | Segment::Experts(_)) => (Slices, Slices),
-        (_, Segment::Attn(_) | Segment::Mlp(_)) => (Whole, Partial),
+        (_, Segment::Attn(_) | Segment::Mlp(_) | Segment::Down(_)) => (Whole, Partial),
         (_, Segment::Logits(_) | Segment::Loss(_)) => (Whole, Whole),
     }
 }
@@ -280,10 +280,10 @@ impl<'a> Stream<'a> {
         }
         if split {
             for l in layers.rev() {
-                let feed_forward = model.moe.is_none().then_some((Segment::Mlp(l), Accumulator::Mlp(l)));
-                let inputs = sizes.has_context().then_some((Segment::Qkv(l), Accumulator::Attn(l)));
-                let attention = std::iter::once((Segment::Attn(l), Accumulator::Attn(l))).chain(inputs);
-                for (segment, adds) in feed_forward.into_iter().chain(attention) {
+                let feed_forward = [Segment::Mlp(l), Segment::Down(l)].map(|segment| (segment, Accumulator::Mlp(l)));
+                let attention = [Segment::Attn(l), Segment::Qkv(l)].map(|segment| (segment, Accumulator::Attn(l)));
+                let dense = feed_forward.into_iter().filter(|_| model.moe.is_none());
+                for (segment, adds) in dense.chain(attention) {
                     s.push(Op::Compute(Pass::BackwardWeight, segment), 0, Some(adds));
                 }
             }
@@ -408,7 +408,7 @@ pub(super) fn reads(model: &Model, layout: &Layout, pass: Pass, segment: Segment
             [Some(Bucket::Layer(layer)), norms.then_some(Bucket::Norms)]
         }
         Segment::Mlp(layer) => [Some(Bucket::Layer(layer)), (pass != Pass::Forward).then_some(Bucket::Norms)],
-        Segment::Residual(_) => [None, None],
+        Segment::Residual(_) | Segment::Down(_) => [None, None],
         Segment::Logits(_) | Segment::Loss(_) => [Some(if one_embedding { Bucket::Embed } else { Bucket::Head }), None],
     }
 }

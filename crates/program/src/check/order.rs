@@ -71,6 +71,8 @@ struct ChunkOrder<'a> {
     /// By data cell and accumulator of the law: whose turn it is.
     turns: Vec<Vec<Turnstile>>,
     buckets: Vec<BucketOrder>,
+    /// Exchanges of rows that were posted and not taken: of which unit, and its entry of the law.
+    posted: Vec<(Value, usize, usize)>,
     /// Leaves whose gradients by sequence slice are summed.
     sliced: usize,
     tied_sent: bool,
@@ -92,6 +94,7 @@ impl<'a> ChunkOrder<'a> {
             units: vec![Progress::new(&laws[0]); cells * grid.microbatches],
             turns: vec![vec![Turnstile::default(); laws[0].accumulators.len()]; cells],
             buckets: step.sizes.buckets(chunk).map(|bucket| BucketOrder::new(bucket, &laws[0])).collect(),
+            posted: Vec::new(),
             sliced: 0,
             tied_sent: false,
             tied_received: false,
@@ -203,6 +206,7 @@ impl Order<'_> {
             }
             Op::Collective { axis: Axis::Tp | Axis::Cp | Axis::Ep, .. } => self.of_unit(at, instr),
             Op::Collective { exchange, value, axis, bytes } => self.of_step(at, instr, exchange, value, axis, bytes),
+            Op::Post { exchange, value, axis: Axis::Tp } => self.post_rows(at, instr, exchange, value),
             Op::Post { exchange, value, axis } => self.post(at, instr, exchange, value, axis),
             Op::Send { value: Value::TiedGrads, to, bytes } => self.tied(at, instr, true, to, bytes),
             Op::Recv { value: Value::TiedGrads, from, bytes } => self.tied(at, instr, false, from, bytes),

@@ -209,7 +209,19 @@ impl Run<'_> {
         let report = &mut self.ranks[rank];
         report.busy += ticks;
         let Instr { chunk, unit, .. } = *instr;
+        // Where exchanges run beside the weight parts of one backward, it is shown in one piece.
+        let whole = self.layout.overlaps_tp() && matches!(pass, Pass::BackwardInput | Pass::BackwardWeight);
         match report.spans.last_mut() {
+            Some(s)
+                if whole
+                    && matches!(
+                        (s.pass, pass),
+                        (Pass::BackwardInput | Pass::Backward, Pass::BackwardWeight) | (Pass::Backward, _)
+                    )
+                    && (s.chunk, s.unit, s.end) == (chunk, unit, start) =>
+            {
+                (s.pass, s.end) = (Pass::Backward, end);
+            }
             Some(s) if (s.pass, s.chunk, s.unit, s.end) == (pass, chunk, unit, start) => s.end = end,
             _ => report.spans.push(Span { pass, chunk, unit, start, end }),
         }

@@ -4,6 +4,7 @@ mod alike;
 mod legal;
 mod mutants;
 mod posted;
+mod rows;
 mod shapes;
 
 use spec::{Grid, Layout, Model, Schedule};

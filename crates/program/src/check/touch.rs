@@ -40,6 +40,7 @@ enum Slot {
     AttnWeights(usize),
     QkvWeights(usize),
     MlpWeights(usize),
+    DownWeights(usize),
 }
 
 /// Reads, and writes: who takes a value away writes its place.
@@ -100,9 +101,11 @@ fn compute(pass: Pass, segment: Segment) -> Touch {
         (Backward, Segment::HeadNorm) => (vec![], vec![S::Reduced, S::Head, S::Grad, S::Leaves]),
         (Backward, Segment::Mlp(l)) => (vec![S::Grad, S::MlpNorm(l)], vec![S::GradRows, S::Mlp(l), S::Partials]),
         (BackwardInput, Segment::Mlp(l)) => {
-            (vec![S::Grad, S::MlpNorm(l)], vec![S::GradRows, S::Mlp(l), S::MlpWeights(l), S::Partials])
+            let weights = [S::MlpWeights(l), S::DownWeights(l)];
+            (vec![S::Grad, S::MlpNorm(l)], [&[S::GradRows, S::Mlp(l), S::Partials][..], &weights].concat())
         }
         (BackwardWeight, Segment::Mlp(l)) => (vec![], vec![S::MlpWeights(l)]),
+        (BackwardWeight, Segment::Down(l)) => (vec![], vec![S::DownWeights(l)]),
         (_, Segment::Experts(l)) => (vec![S::Grad], vec![S::Mlp(l), S::Reduced]),
         (_, Segment::Route(l)) => (vec![S::Counts], vec![S::Mlp(l), S::Reduced, S::Leaves]),
         (_, Segment::MlpNorm(l)) => (vec![], vec![S::Reduced, S::MlpNorm(l), S::Grad, S::Leaves]),
@@ -112,7 +115,11 @@ fn compute(pass: Pass, segment: Segment) -> Touch {
         }
         (BackwardInput, Segment::Attn(l)) => (
             vec![S::Grad, S::AttnNorm(l)],
-            vec![S::GradRows, S::Keys, S::KeyGrads, S::Attn(l), S::AttnWeights(l), S::Partials, S::Leaves],
+            [
+                &[S::GradRows, S::Keys, S::KeyGrads, S::Attn(l), S::Partials, S::Leaves][..],
+                &[S::AttnWeights(l), S::QkvWeights(l)],
+            ]
+            .concat(),
         ),
         (Backward, Segment::Qkv(l)) => (vec![S::AttnNorm(l)], vec![S::KeyGrads, S::Attn(l), S::Partials, S::Leaves]),
         (BackwardInput, Segment::Qkv(l)) => {
@@ -122,7 +129,9 @@ fn compute(pass: Pass, segment: Segment) -> Touch {
         (BackwardWeight, Segment::Qkv(l)) => (vec![], vec![S::QkvWeights(l)]),
         (_, Segment::AttnNorm(l)) => (vec![], vec![S::Reduced, S::AttnNorm(l), S::Grad, S::Leaves]),
         (_, Segment::Embed) => (vec![], vec![S::GradRows, S::Grad]),
-        (_, Segment::HeadNorm | Segment::Logits(_) | Segment::Loss(_) | Segment::Residual(_)) => (vec![], vec![]),
+        (_, Segment::HeadNorm | Segment::Logits(_) | Segment::Loss(_) | Segment::Residual(_) | Segment::Down(_)) => {
+            (vec![], vec![])
+        }
     }
 }
 

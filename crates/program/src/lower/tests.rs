@@ -8,9 +8,13 @@ use spec::Schedule;
 fn the_smallest_step_reads_like_the_definition() {
     let model = testing::model(1);
     let grid = Grid::new(&model, 1, 32, 1, Some(1), 2).unwrap();
-    let layout = testing::layout(&model, &grid, [1, 2, 1], Schedule::GPipe, None);
-    let text: Vec<String> =
-        lower_parts(&model, &grid, &layout, 32, 0, Mode::Train).instrs.iter().map(|i| i.to_string()).collect();
+    let mut layout = testing::layout(&model, &grid, [1, 2, 1], Schedule::GPipe, None);
+    let lowered = |layout: &Layout| -> Vec<String> {
+        lower_parts(&model, &grid, layout, 32, 0, Mode::Train).instrs.iter().map(|i| i.to_string()).collect()
+    };
+    let beside = lowered(&layout);
+    layout.tp_overlap = false;
+    let text = lowered(&layout);
     // 32 tokens x 32 wide = 1024 elements, half of them own; 3 x 32 norm elements.
     let unit = " | chunk 0 | cell 0 mb 0";
     let want = [
@@ -51,6 +55,26 @@ fn the_smallest_step_reads_like_the_definition() {
     ]
     .map(|line| format!("{line}{unit}"));
     assert_eq!(text[..want.len()], want);
+    let parts = [
+        "backward input Mlp(0)",
+        "post ReduceScatter GradPartial Tp",
+        "backward weight Mlp(0)",
+        "ReduceScatter GradPartial Tp 2048 B",
+        "backward MlpNorm(0)",
+        "post AllGather GradRows Tp",
+        "backward weight Down(0)",
+        "AllGather GradRows Tp 2048 B",
+        "backward input Attn(0)",
+        "post ReduceScatter GradPartial Tp",
+        "backward weight Qkv(0)",
+        "ReduceScatter GradPartial Tp 2048 B",
+        "backward AttnNorm(0)",
+        "post AllGather GradRows Tp",
+        "backward weight Attn(0)",
+    ]
+    .map(|line| format!("{line}{unit}"));
+    // The feed-forward's backward is the 22nd instruction, the end of the layer the 29th.
+    assert_eq!(beside, [&text[..21], &parts, &text[28..]].concat());
     let end: Vec<&str> = text[want.len()..].iter().map(|s| s.split(" | ").next().unwrap()).collect();
     let buckets = ["Embed", "Layer(0)", "Head", "Norms"].map(|b| format!("AllReduce Grads({b}) Dp 0 B"));
     assert_eq!(end[..4], buckets);

@@ -106,6 +106,8 @@ impl Law<'_> {
             offload: request.offload,
             offload_folder: request.offload_folder.clone(),
             keep_packed: request.keep_packed,
+            tp_overlap: request.tp_overlap,
+            tp_pairs: request.tp_pairs,
             mirror: request.mirror.unwrap_or(transport != Transport::Threads),
             threads,
             transport,

@@ -22,6 +22,9 @@ impl Executor<'_> {
         value: Value,
         axis: Axis,
     ) -> Result<(), TrainError> {
+        if value.of_rows() && self.posted_rows(instr, value)? {
+            return Ok(());
+        }
         let lanes = instr.unit.map_or(0, |unit| self.place.lanes(unit).len());
         let Memory { pool, regs, .. } = &mut self.memory;
         match value {
@@ -44,8 +47,7 @@ impl Executor<'_> {
             }
             Value::Partial | Value::GradPartial => {
                 let partials = need(&mut regs.partials, "partials")?;
-                // The embedding opens the forward of chunk 0: no layer has left its stream yet.
-                let embed = value == Value::Partial && instr.chunk == 0 && !self.memory.begun(0, unit_of(instr)?);
+                let embed = self.of_embedding(instr, value)?;
                 let Memory { pool, regs, .. } = &mut self.memory;
                 regs.reduced = Some(self.comm.scatter_partials(pool, lanes, partials, embed)?);
             }

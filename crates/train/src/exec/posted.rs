@@ -7,8 +7,10 @@ use observe::Flight;
 use program::{Axis, Bucket, Exchange, Instr, Value};
 
 use super::grads::{bucket_of, counted_from, shard_parts, sum_plan};
-use super::{Executor, unhosted};
+use super::{Executor, unhosted, unit_of};
+use crate::buffers::Memory;
 use crate::error::TrainError;
+use crate::segments::need;
 
 /// Something that has left.
 pub(super) struct InFlight {
@@ -27,6 +29,7 @@ impl Executor<'_> {
         let posted = match value {
             Value::Grads(bucket) => self.post_grads(instr, exchange, bucket)?,
             Value::Params(bucket) => self.post_params(instr, bucket)?,
+            value if value.of_rows() => self.post_rows(instr, value)?,
             _ => return Err(TrainError::Internal(format!("`{instr}`: {value:?} is not posted"))),
         };
         if let Some(posted) = posted {
@@ -41,6 +44,56 @@ impl Executor<'_> {
         if let (Some(recorder), Some(flight)) = (&mut self.recorder, flight) {
             recorder.land(flight, came);
         }
+    }
+
+    /// Rows of a unit between the tensor positions, out of the register where their exchange would find them.
+    fn post_rows(&mut self, instr: &Instr, value: Value) -> Result<Option<Posted>, TrainError> {
+        if self.comm.tp.len() == 1 {
+            return Ok(None);
+        }
+        let unit = unit_of(instr)?;
+        let (lanes, embed) = (self.place.lanes(unit).len(), self.of_embedding(instr, value)?);
+        let (at, Memory { pool, regs, .. }) = ((instr.chunk, value), &mut self.memory);
+        let posted = match value {
+            Value::Rows => {
+                let local = need(&mut regs.normed, "normed")?;
+                let posted = self.comm.post_gather(at, pool, lanes, &local)?;
+                pool.give(local);
+                posted
+            }
+            Value::GradRows => {
+                let local = regs.grad.as_ref();
+                let local = local.ok_or_else(|| TrainError::Internal("there is no gradient to gather".into()))?;
+                self.comm.post_gather(at, pool, lanes, local)?
+            }
+            _ => self.comm.post_partials(at, pool, lanes, need(&mut regs.partials, "partials")?, embed)?,
+        };
+        Ok(Some(posted))
+    }
+
+    /// Puts rows that were posted where their exchange leaves them, if they were.
+    pub(super) fn posted_rows(&mut self, instr: &Instr, value: Value) -> Result<bool, TrainError> {
+        let at = (instr.chunk, value);
+        let Some(InFlight { posted, flight }) = self.posted.remove(&at) else { return Ok(false) };
+        let (lanes, embed) = (self.place.lanes(unit_of(instr)?).len(), self.of_embedding(instr, value)?);
+        let Memory { pool, regs, .. } = &mut self.memory;
+        let came = if matches!(value, Value::Rows | Value::GradRows) {
+            let mut taken = self.comm.take_gather(at, lanes, posted)?;
+            let full = taken.buffers.pop();
+            *(if value == Value::Rows { &mut regs.rows } else { &mut regs.grad_rows }) = full;
+            taken.came
+        } else {
+            let (sum, came) = self.comm.take_partials(at, pool, lanes, posted, embed)?;
+            regs.reduced = Some(sum);
+            came
+        };
+        self.landed(flight, came);
+        Ok(true)
+    }
+
+    /// True if partial sums are those of the embedding, which opens the forward of chunk 0: no layer has left its stream yet.
+    pub(super) fn of_embedding(&self, instr: &Instr, value: Value) -> Result<bool, TrainError> {
+        Ok(value == Value::Partial && instr.chunk == 0 && !self.memory.begun(0, unit_of(instr)?))
     }
 
     fn post_grads(&mut self, instr: &Instr, exchange: Exchange, bucket: Bucket) -> Result<Option<Posted>, TrainError> {

@@ -9,7 +9,7 @@ use super::products::{
     row_parallel_weight,
 };
 use super::{Env, Part, grad_rows, need, norm};
-use crate::buffers::{Memory, MlpWeights};
+use crate::buffers::{DownWeights, Memory, MlpWeights};
 use crate::error::TrainError;
 use crate::state::ChunkState;
 
@@ -79,14 +79,15 @@ pub fn backward(
         }
         Part::Input => {
             let dy = grad.keep(memory);
-            kept.mlp_weights = Some(MlpWeights { dy, act, n, d_gate, d_up });
+            kept.down_weights = Some(DownWeights { dy, act });
+            kept.mlp_weights = Some(MlpWeights { n, d_gate, d_up });
         }
     }
     memory.put_layer(chunk.chunk, unit, layer, kept);
     Ok(())
 }
 
-/// The weight gradients that [`backward`] put off.
+/// The gradients of gate and up that [`backward`] put off.
 pub fn backward_weight(
     env: &Env,
     chunk: &mut ChunkState,
@@ -94,12 +95,26 @@ pub fn backward_weight(
     unit: Unit,
     layer: usize,
 ) -> Result<(), TrainError> {
-    let mut kept = memory.take_layer(chunk.chunk, unit, layer);
-    let MlpWeights { dy, act, n, d_gate, d_up } = need(&mut kept.mlp_weights, "mlp_weights")?;
-    row_parallel_weight(env, chunk, (layer, Role::Down), &dy, &act);
+    let kept = memory.layer(chunk.chunk, unit, layer);
+    let MlpWeights { n, d_gate, d_up } = need(&mut kept.mlp_weights, "mlp_weights")?;
     column_parallel_weight(env, chunk, layer, &n, &[(Role::Gate, &d_gate), (Role::Up, &d_up)]);
-    [dy, act, n, d_gate, d_up].into_iter().for_each(|b| memory.pool.give(b));
-    memory.put_layer(chunk.chunk, unit, layer, kept);
+    [n, d_gate, d_up].into_iter().for_each(|b| memory.pool.give(b));
+    memory.settle_layer(chunk.chunk, unit, layer);
+    Ok(())
+}
+
+/// The gradient of the down projection that it put off.
+pub fn down_weight(
+    env: &Env,
+    chunk: &mut ChunkState,
+    memory: &mut Memory,
+    unit: Unit,
+    layer: usize,
+) -> Result<(), TrainError> {
+    let kept = memory.layer(chunk.chunk, unit, layer);
+    let DownWeights { dy, act } = need(&mut kept.down_weights, "down_weights")?;
+    row_parallel_weight(env, chunk, (layer, Role::Down), &dy, &act);
+    [dy, act].into_iter().for_each(|b| memory.pool.give(b));
     memory.settle_layer(chunk.chunk, unit, layer);
     Ok(())
 }

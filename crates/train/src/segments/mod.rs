@@ -138,6 +138,7 @@ pub fn run(
         (Backward, Segment::Mlp(layer)) => mlp::backward(env, chunk, memory, unit, layer, Part::Whole),
         (BackwardInput, Segment::Mlp(layer)) => mlp::backward(env, chunk, memory, unit, layer, Part::Input),
         (BackwardWeight, Segment::Mlp(layer)) => mlp::backward_weight(env, chunk, memory, unit, layer),
+        (BackwardWeight, Segment::Down(layer)) => mlp::down_weight(env, chunk, memory, unit, layer),
         (Forward, Segment::Route(layer)) => moe::route(env, chunk, memory, unit, layer),
         (Backward, Segment::Route(layer)) => moe::route_backward(env, chunk, memory, unit, layer),
         (Recompute, Segment::Route(layer)) => moe::route_again(memory, unit, chunk.chunk, layer),
@@ -149,7 +150,8 @@ pub fn run(
         (Backward, Segment::HeadNorm) => norm::head_backward(env, chunk, memory, unit),
         (Forward, Segment::Logits(block)) => head::logits(env, chunk, memory, unit, block),
         (Forward, Segment::Loss(block)) => head::loss(env, chunk, memory, unit, block),
-        (Backward, Segment::Residual(_) | Segment::Logits(_) | Segment::Loss(_))
+        (Forward | Backward, Segment::Down(_))
+        | (Backward, Segment::Residual(_) | Segment::Logits(_) | Segment::Loss(_))
         | (BackwardInput | BackwardWeight | Recompute | RecomputeKept, _) => {
             Err(TrainError::Internal(format!("there is no {pass:?} of {segment:?}")))
         }

@@ -5,7 +5,7 @@ use spec::Unit;
 use super::super::law::{Accumulator, Due, Law};
 use super::super::violation::Violation;
 use super::{Order, diagnose};
-use crate::instr::{Instr, Op, Pass};
+use crate::instr::{Axis, Exchange, Instr, Op, Pass, Value};
 
 /// How far a unit is on a chunk.
 #[derive(Clone)]
@@ -83,11 +83,20 @@ impl Order<'_> {
         let Some(entry) = progress.entry(law, &instr.op) else {
             let wrong = (at, progress.front.min(law.dues.len() - 1));
             chunk.units[unit].broken = true;
+            chunk.posted.retain(|(_, of, _)| *of != unit);
             let unit = self.unit(unit);
             self.violations.extend(diagnose::stream(self.program, instr.chunk, unit, &law.dues, Some(wrong)));
             return;
         };
         chunk.units[unit].put(entry);
+        let taken = |(value, of, due): &(Value, usize, usize)| {
+            matches!(instr.op, Op::Collective { value: v, .. } if v == *value) && (*of, *due) != (unit, entry)
+        };
+        if chunk.posted.iter().any(taken) {
+            self.out_of_order(at, "this exchange has been posted for another use and not been taken");
+        }
+        let chunk = &mut self.chunks[local];
+        chunk.posted.retain(|(_, of, due)| (*of, *due) != (unit, entry));
         if matches!(instr.op, Op::Compute(..)) && !self.loaded[unit] {
             self.loaded[unit] = true;
             self.violations.push(Violation::Missing { place: self.place(at), missing: "the load of the unit".into() });
@@ -100,6 +109,29 @@ impl Order<'_> {
         if let Op::Compute(pass, segment) = due.op {
             self.reads(at, local, pass, segment);
         }
+    }
+
+    /// Rows over the tensor axis that leave ahead of their exchange: as soon as that could be done itself. Until it is taken
+    /// nothing of the unit may touch what it moves, for all that does so comes after it by the law; and it is taken
+    /// before the chunk posts the same value again, so that all members post in one order.
+    pub(super) fn post_rows(&mut self, at: usize, instr: &Instr, exchange: Exchange, value: Value) {
+        if !value.of_rows() {
+            return self.wrong(at, "no such exchange is posted");
+        }
+        let Some(local) = self.local_chunk(at, instr.chunk) else { return };
+        let Some(unit) = self.local_unit(at, instr.unit) else { return };
+        let chunk = &self.chunks[local];
+        if chunk.units[unit].broken {
+            return;
+        }
+        if chunk.posted.iter().any(|(posted, ..)| *posted == value) {
+            return self.double(at);
+        }
+        let op = Op::Collective { exchange, value, axis: Axis::Tp, bytes: 0 };
+        let Some(entry) = chunk.units[unit].entry(chunk.law(unit), &op) else {
+            return self.out_of_order(at, "what it moves is not made yet, or is not exchanged so any more");
+        };
+        self.chunks[local].posted.push((value, unit, entry));
     }
 
     /// Sizes and ranks.

@@ -71,8 +71,9 @@ fn is_params(op: &Op) -> bool {
     matches!(op, Op::Collective { value: Value::Params(_), .. })
 }
 
+/// With backward in one piece.
 fn one_f_one_b() -> Case {
-    Case::small([1, 2, 4], Schedule::OneFOneB, |_, _| {})
+    Case::small([1, 2, 4], Schedule::OneFOneB, |_, layout| layout.tp_overlap = false)
 }
 
 #[test]

@@ -80,7 +80,7 @@ pub fn backward(
     Ok(())
 }
 
-/// The weight gradients that [`backward`] put off.
+/// The gradient of the output projection that [`backward`] put off.
 pub fn backward_weight(
     env: &Env,
     chunk: &mut ChunkState,
@@ -92,9 +92,6 @@ pub fn backward_weight(
     let AttnWeights { dy, o } = need(&mut kept.attn_weights, "attn_weights")?;
     row_parallel_weight(env, chunk, (layer, Role::O), &dy, &o);
     [dy, o].into_iter().for_each(|b| memory.pool.give(b));
-    if env.place.grid_cp == 1 {
-        return qkv::backward_weight(env, chunk, memory, unit, layer);
-    }
     memory.settle_layer(chunk.chunk, unit, layer);
     Ok(())
 }
