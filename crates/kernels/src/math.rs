@@ -21,7 +21,28 @@ pub fn exp(x: f32) -> f32 {
     let x = if x > 89.0 { 89.0 } else { x };
     let x = if vanishes { 0.0 } else { x };
     let shifted = x.mul_add(std::f32::consts::LOG2_E, ROUND);
+    let p = exp_fraction(x, shifted - ROUND);
+    // 2^n in two factors: 2^128 is out of range.
+    let n = shifted.to_bits().wrapping_sub(ROUND.to_bits()) as i32;
+    let half = n >> 1;
+    let y = p * power_of_two(half) * power_of_two(n.wrapping_sub(half));
+    if vanishes { 0.0 } else { y }
+}
+
+/// [`exp`] for x <= 80, the same bits with fewer operations: no clamp above, and 2^n in one factor, which is normal there.
+#[inline(always)]
+pub(crate) fn exp_low(x: f32) -> f32 {
+    let vanishes = x < -87.0;
+    let x = if vanishes { 0.0 } else { x };
+    let shifted = x.mul_add(std::f32::consts::LOG2_E, ROUND);
     let n = shifted - ROUND;
+    let y = exp_fraction(x, n) * power_of_two(shifted.to_bits().wrapping_sub(ROUND.to_bits()) as i32);
+    if vanishes { 0.0 } else { y }
+}
+
+/// e^(x - n ln 2).
+#[inline(always)]
+fn exp_fraction(x: f32, n: f32) -> f32 {
     let r = n.mul_add(-LN2_HEAD, x);
     let r = n.mul_add(-LN2_TAIL, r);
     let p = (1.0f32 / 5040.0).mul_add(r, 1.0 / 720.0);
@@ -29,12 +50,7 @@ pub fn exp(x: f32) -> f32 {
     let p = p.mul_add(r, 1.0 / 24.0);
     let p = p.mul_add(r, 1.0 / 6.0);
     let p = p.mul_add(r, 0.5);
-    let p = p.mul_add(r * r, r) + 1.0;
-    // 2^n in two factors: 2^128 is out of range.
-    let n = shifted.to_bits().wrapping_sub(ROUND.to_bits()) as i32;
-    let half = n >> 1;
-    let y = p * power_of_two(half) * power_of_two(n.wrapping_sub(half));
-    if vanishes { 0.0 } else { y }
+    p.mul_add(r * r, r) + 1.0
 }
 
 #[inline(always)]
@@ -248,6 +264,9 @@ mod tests {
         for (i, &x) in x.iter().enumerate() {
             let exact = (x as f64).exp();
             let found = plain_exp[i];
+            if x <= 80.0 || x.is_nan() {
+                assert_eq!(canonical(exp_low(x)), canonical(found), "exp_low({x})");
+            }
             if x < -87.0 {
                 assert_eq!(found.to_bits(), 0, "exp({x})");
             } else {

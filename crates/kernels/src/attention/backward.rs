@@ -5,12 +5,12 @@ use std::ops::Range;
 
 use super::queries::Tile;
 use super::{
-    AttnShape, BLOCK, SCRATCH, Scratch, first_block, head_block, key_parts, pack_blocks, row_dots, row_parts, visible,
+    AttnShape, BLOCK, Pair, SCRATCH, Scratch, first_block, head_block, is_between, pack_blocks, row_dots, visible,
 };
 use crate::Acc;
 use crate::ctx::Ctx;
 use crate::mat::{Mat, MatMut};
-use crate::math::exp;
+use crate::math::exp_low;
 use crate::product::Panels;
 use crate::simd::{Level, by_level};
 
@@ -121,29 +121,20 @@ impl Item<'_> {
                 for k0 in (first_block(doc_start)..at + rows).step_by(BLOCK) {
                     let block = (k0 - span.0) / BLOCK;
                     let keys = BLOCK.min(span.1 - k0);
-                    for (r, n) in row_parts(at, rows, k0, keys) {
-                        let p = MatMut::with_stride(&mut weights[r.start * BLOCK..], r.len(), n, BLOCK);
-                        kt_blocks[block].multiply(level, q.rows_range(r.clone()), 0..d, p, Acc::Store);
-                        let dp = MatMut::with_stride(&mut d_scores[r.start * BLOCK..], r.len(), n, BLOCK);
-                        vt_blocks[block].multiply(level, d_o.rows_range(r), 0..d, dp, Acc::Store);
-                    }
+                    let pair = Pair { at, rows, k0, keys };
+                    let p = MatMut::with_stride(weights, rows, keys, BLOCK);
+                    kt_blocks[block].multiply(level, q, p, Acc::Store, |rows| (0..d, pair.seen(rows.end)));
+                    let dp = MatMut::with_stride(d_scores, rows, keys, BLOCK);
+                    vt_blocks[block].multiply(level, d_o, dp, Acc::Store, |rows| (0..d, pair.seen(rows.end)));
                     score_gradient(level, weights, d_scores, input.shape.scale(), at, k0, doc_start, lse, delta);
                     let p = Mat::with_stride(weights, rows, keys, BLOCK);
                     let ds = Mat::with_stride(d_scores, rows, keys, BLOCK);
-                    for (c, r) in key_parts(at, rows, k0, keys) {
-                        let to = k0 + c.start..k0 + c.end;
-                        let p = p.rows_range(r.clone()).cols_range(c.clone()).t();
-                        let ds = ds.rows_range(r.clone()).cols_range(c).t();
-                        let dv = self.dv.reborrow().rows_range(to.clone());
-                        d_o_panels.multiply(level, p, r.clone(), dv, Acc::Add);
-                        let dk = self.dk.reborrow().rows_range(to);
-                        q_panels.multiply(level, ds, r, dk, Acc::Add);
-                    }
-                    for (r, n) in row_parts(at, rows, k0, keys) {
-                        let ds = ds.rows_range(r.clone()).cols_range(0..n);
-                        let dq = self.dq.reborrow().rows_range(row + r.start..row + r.end);
-                        k_blocks[block].multiply(level, ds, 0..n, dq.cols_range(j * d..(j + 1) * d), Acc::Add);
-                    }
+                    let dv = self.dv.reborrow().rows_range(k0..k0 + keys);
+                    d_o_panels.multiply(level, p.t(), dv, Acc::Add, |keys| (pair.seeing(keys.start), d));
+                    let dk = self.dk.reborrow().rows_range(k0..k0 + keys);
+                    q_panels.multiply(level, ds.t(), dk, Acc::Add, |keys| (pair.seeing(keys.start), d));
+                    let dq = self.dq.reborrow().rows_range(row..row + rows).cols_range(j * d..(j + 1) * d);
+                    k_blocks[block].multiply(level, ds, dq, Acc::Add, |rows| (0..pair.seen(rows.end), d));
                 }
             }
         }
@@ -162,17 +153,16 @@ by_level! {
         lse: &[f32],
         delta: &[f32],
     ) {
-        let rows = weights.chunks_exact_mut(BLOCK).zip(d_scores.chunks_exact_mut(BLOCK)).zip(doc_start);
-        for (r, ((p, dp), &start)) in rows.enumerate() {
+        let (weights, d_scores) = (weights.as_chunks_mut::<BLOCK>().0, d_scores.as_chunks_mut::<BLOCK>().0);
+        for (r, ((p, dp), &start)) in weights.iter_mut().zip(d_scores).zip(doc_start).enumerate() {
             let (low, high) = visible(q0 + r, start as usize, k0);
             let (lse, delta) = (lse[r], delta[r]);
-            for masked in [0..low, high..BLOCK] {
-                p[masked.clone()].fill(0.0);
-                dp[masked].fill(0.0);
-            }
-            for (p, dp) in p[low..high].iter_mut().zip(&mut dp[low..high]) {
-                *p = exp(*p * scale - lse);
-                *dp = *p * (*dp - delta) * scale;
+            for i in 0..BLOCK {
+                let seen = is_between(i, low, high);
+                let weight = exp_low(p[i] * scale - lse);
+                let gradient = weight * (dp[i] - delta) * scale;
+                p[i] = if seen { weight } else { 0.0 };
+                dp[i] = if seen { gradient } else { 0.0 };
             }
         }
     }

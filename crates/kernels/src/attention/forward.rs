@@ -3,12 +3,12 @@
 use std::ops::Range;
 
 use super::queries::Tile;
-use super::{AttnShape, BLOCK, SCRATCH, Scratch, first_block, head_block, pack_blocks, row_parts, visible};
+use super::{AttnShape, BLOCK, Pair, SCRATCH, Scratch, first_block, head_block, is_between, pack_blocks, visible};
 use crate::Acc;
 use crate::ctx::Ctx;
-use crate::lanes;
+use crate::lanes::{self, LANES};
 use crate::mat::{Mat, MatMut};
-use crate::math::{exp, ln};
+use crate::math::{exp_low, ln};
 use crate::product::Panels;
 use crate::simd::{Level, by_level};
 
@@ -100,8 +100,9 @@ impl Item<'_> {
         let scores = scores.take(BLOCK * BLOCK);
         let update = other.take(BLOCK * d);
         let out = out.take(BLOCK * d);
-        let (max, rest) = numbers.take(3 * BLOCK).split_at_mut(BLOCK);
-        let (sum, decay) = rest.split_at_mut(BLOCK);
+        let [max, sum, decay] = numbers.take(3 * BLOCK).as_chunks_mut::<BLOCK>().0 else {
+            unreachable!("three blocks of rows")
+        };
         for &Tile { row, at, rows } in &tiles {
             let doc_start = &doc_start[base + row..][..rows];
             let local = row - tiles[0].row;
@@ -113,18 +114,15 @@ impl Item<'_> {
                 for k0 in (first_block(doc_start)..at + rows).step_by(BLOCK) {
                     let block = (k0 - span.0) / BLOCK;
                     let keys = BLOCK.min(span.1 - k0);
-                    for (rows, keys) in row_parts(at, rows, k0, keys) {
-                        let part = MatMut::with_stride(&mut scores[rows.start * BLOCK..], rows.len(), keys, BLOCK);
-                        k_blocks[block].multiply(level, q.rows_range(rows), 0..d, part, Acc::Store);
-                    }
+                    let pair = Pair { at, rows, k0, keys };
+                    let part = MatMut::with_stride(scores, rows, keys, BLOCK);
+                    k_blocks[block].multiply(level, q, part, Acc::Store, |rows| (0..d, pair.seen(rows.end)));
                     softmax_block(level, scores, shape.scale(), at, k0, doc_start, max, sum, decay);
-                    for (rows, keys) in row_parts(at, rows, k0, keys) {
-                        let p = Mat::with_stride(&scores[rows.start * BLOCK..], rows.len(), keys, BLOCK);
-                        let elements = rows.start * d..rows.end * d;
-                        let update = &mut update[elements.clone()];
-                        v_blocks[block].multiply(level, p, 0..keys, MatMut::new(update, rows.len(), d), Acc::Store);
-                        rescale_add(level, &decay[rows], update, &mut out[elements], d);
-                    }
+                    let p = Mat::with_stride(scores, rows, keys, BLOCK);
+                    let update = &mut update[..rows * d];
+                    let part = MatMut::new(update, rows, d);
+                    v_blocks[block].multiply(level, p, part, Acc::Store, |rows| (0..pair.seen(rows.end), d));
+                    rescale_add(level, &decay[..rows], update, out, d);
                 }
                 let o = self.o.reborrow().rows_range(local..local + rows).cols_range(j * d..(j + 1) * d);
                 let lse = self.lse.reborrow().rows_range(local..local + rows).cols_range(j..j + 1);
@@ -134,41 +132,105 @@ impl Item<'_> {
     }
 }
 
+/// Scores of one block become weights relative to the running maximum; running sums follow.
+///
+/// decay is the factor of what was summed before. All rows pass a stage before the next one: none waits for the chain of
+/// another. Rows behind the last query see nothing.
+#[allow(clippy::too_many_arguments)]
+fn softmax_block(
+    level: Level,
+    scores: &mut [f32],
+    scale: f32,
+    q0: usize,
+    k0: usize,
+    doc_start: &[u32],
+    max: &mut [f32; BLOCK],
+    sum: &mut [f32; BLOCK],
+    decay: &mut [f32; BLOCK],
+) {
+    let scores = scores.as_chunks_mut::<BLOCK>().0;
+    let mut seen = [(0, 0); BLOCK];
+    for (r, (seen, &start)) in seen.iter_mut().zip(doc_start).enumerate() {
+        *seen = visible(q0 + r, start as usize, k0);
+    }
+    let (mut lanes, mut shift, mut sums) = ([[0.0; LANES]; BLOCK], [0.0; BLOCK], [0.0; BLOCK]);
+    mask(level, scores, scale, &seen);
+    tops(level, scores, &mut lanes);
+    lanes::largests(level, &lanes, &mut shift);
+    follow(level, &seen, max, &mut shift, decay);
+    weigh(level, scores, &shift, &mut lanes);
+    lanes::trees(level, &lanes, &mut sums);
+    add_up(level, sum, decay, &sums);
+}
+
 by_level! {
-    /// Scores of one block become weights relative to the running maximum; running sums follow.
-    ///
-    /// decay is the factor of what was summed before.
-    fn softmax_block(
-        scores: &mut [f32],
-        scale: f32,
-        q0: usize,
-        k0: usize,
-        doc_start: &[u32],
-        max: &mut [f32],
-        sum: &mut [f32],
-        decay: &mut [f32],
+    /// Scales what a row sees, hides the rest.
+    fn mask(scores: &mut [[f32; BLOCK]], scale: f32, seen: &[(usize, usize); BLOCK]) {
+        for (row, &(low, high)) in scores.iter_mut().zip(seen) {
+            for (i, s) in row.iter_mut().enumerate() {
+                *s = if is_between(i, low, high) { *s * scale } else { f32::NEG_INFINITY };
+            }
+        }
+    }
+}
+
+by_level! {
+    /// The lanes of each row's maximum. Apart from [`mask`]: of both in one loop the compiler makes scalar code.
+    fn tops(scores: &[[f32; BLOCK]], lanes: &mut [[f32; LANES]; BLOCK]) {
+        for (row, lanes) in scores.iter().zip(lanes) {
+            let mut top = [f32::NEG_INFINITY; LANES];
+            for part in row.as_chunks::<LANES>().0 {
+                for l in 0..LANES {
+                    top[l] = lanes::larger(part[l], top[l]);
+                }
+            }
+            *lanes = top;
+        }
+    }
+}
+
+by_level! {
+    /// The running maxima; shift: maxima of the block to what is taken from scores.
+    fn follow(
+        seen: &[(usize, usize); BLOCK],
+        max: &mut [f32; BLOCK],
+        shift: &mut [f32; BLOCK],
+        decay: &mut [f32; BLOCK],
     ) {
-        for (r, &start) in doc_start.iter().enumerate() {
-            let row = &mut scores[r * BLOCK..(r + 1) * BLOCK];
-            let (low, high) = visible(q0 + r, start as usize, k0);
-            if low == high {
-                row.fill(0.0);
-                decay[r] = 1.0;
-                continue;
-            }
-            row[..low].fill(f32::NEG_INFINITY);
-            row[high..].fill(f32::NEG_INFINITY);
-            for s in &mut row[low..high] {
-                *s *= scale;
-            }
-            let new_max = lanes::larger(lanes::max(row), max[r]);
-            for s in row.iter_mut() {
-                *s = exp(*s - new_max);
-            }
-            let d = exp(max[r] - new_max);
-            decay[r] = d;
-            sum[r] = sum[r].mul_add(d, lanes::sum(row));
+        for r in 0..BLOCK {
+            let new_max = lanes::larger(shift[r], max[r]);
+            // A row that sees nothing here: its weights become zero, its sum and output stay.
+            let blind = seen[r].0 == seen[r].1;
+            shift[r] = if blind { 0.0 } else { new_max };
+            decay[r] = if blind { 0.0 } else { max[r] - new_max };
             max[r] = new_max;
+        }
+        for decay in decay {
+            *decay = exp_low(*decay);
+        }
+    }
+}
+
+by_level! {
+    /// Scores to weights, and the lanes of their sums.
+    fn weigh(scores: &mut [[f32; BLOCK]], shift: &[f32; BLOCK], lanes: &mut [[f32; LANES]; BLOCK]) {
+        for ((row, lanes), &shift) in scores.iter_mut().zip(lanes).zip(shift) {
+            let mut sum = [0.0; LANES];
+            for part in row.as_chunks_mut::<LANES>().0 {
+                for l in 0..LANES {
+                    part[l] = exp_low(part[l] - shift);
+                    sum[l] += part[l];
+                }
+            }
+            *lanes = sum;
+        }
+    }
+}
+
+by_level! {
+    fn add_up(sum: &mut [f32; BLOCK], decay: &[f32; BLOCK], add: &[f32; BLOCK]) {
+        for r in 0..BLOCK {
+            sum[r] = sum[r].mul_add(decay[r], add[r]);
         }
     }
 }
@@ -186,15 +248,19 @@ by_level! {
 }
 
 by_level! {
-    fn finish(out: &[f32], max: &[f32], sum: &[f32], o: MatMut<'_>, lse: MatMut<'_>) {
+    fn finish(out: &[f32], max: &[f32; BLOCK], sum: &[f32; BLOCK], o: MatMut<'_>, lse: MatMut<'_>) {
         let (mut o, mut lse) = (o, lse);
         let d = o.cols();
+        let (mut inverse, mut log) = ([0.0; BLOCK], [0.0; BLOCK]);
+        for r in 0..BLOCK {
+            inverse[r] = if sum[r] == 0.0 { 0.0 } else { 1.0 / sum[r] };
+            log[r] = max[r] + ln(sum[r]);
+        }
         for r in 0..o.rows() {
-            let inv = if sum[r] == 0.0 { 0.0 } else { 1.0 / sum[r] };
             for (o, x) in o.row_mut(r).iter_mut().zip(&out[r * d..(r + 1) * d]) {
-                *o = x * inv;
+                *o = x * inverse[r];
             }
-            lse.row_mut(r)[0] = max[r] + ln(sum[r]);
+            lse.row_mut(r)[0] = log[r];
         }
     }
 }

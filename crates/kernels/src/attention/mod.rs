@@ -5,8 +5,8 @@
 //!
 //! Why skipping a block cannot change bits. Forward: of the blocks up to its own, a row fails to see only those
 //! before its document, and these would add zeros to zeros. Backward: a block without visible keys would add zeros to
-//! sums that start at +0, and such sums are never -0. For the same reasons half of a block is skipped where its rows or
-//! columns are all masked. All this for finite numbers; a NaN may spread inside of its block.
+//! sums that start at +0, and such sums are never -0. For the same reasons a register tile leaves out the keys that
+//! none of its rows sees, and the queries that see none of its keys. All this for finite numbers; a NaN may spread inside of its block.
 
 mod backward;
 mod forward;
@@ -15,6 +15,7 @@ mod queries;
 use std::cell::RefCell;
 use std::ops::Range;
 
+use crate::lanes::{self, LANES};
 use crate::mat::Mat;
 use crate::product::{Buffer, Panels};
 use crate::simd::{Level, by_level};
@@ -100,28 +101,36 @@ fn visible(row: usize, doc_start: usize, k0: usize) -> (usize, usize) {
     (low, high.max(low))
 }
 
+/// Whether `low <= i < high`, in a form that vectorises.
+#[inline(always)]
+fn is_between(i: usize, low: usize, high: usize) -> bool {
+    (i as u32).wrapping_sub(low as u32) < (high - low) as u32
+}
+
 /// First key block that some row of the query tile sees.
 fn first_block(doc_start: &[u32]) -> usize {
     doc_start.iter().min().map_or(0, |&d| d as usize / BLOCK * BLOCK)
 }
 
-/// Half of a tile or of a block: what is cut off where a block is masked in part.
-const HALF: usize = BLOCK / 2;
-
-/// Cuts the rows of a tile whose first is at position `at` so that each part needs one number of keys of block
-/// `k0..k0 + keys`: (rows, keys); parts that see none are left out.
-fn row_parts(at: usize, rows: usize, k0: usize, keys: usize) -> impl Iterator<Item = (Range<usize>, usize)> {
-    let seen = move |end: usize| (at + end).saturating_sub(k0).min(keys);
-    let cut = if seen(HALF.min(rows)) == keys { rows } else { HALF.min(rows) };
-    [(0..cut, seen(cut)), (cut..rows, seen(rows))].into_iter().filter(|(rows, keys)| !rows.is_empty() && *keys > 0)
+/// Rows of a query tile at position `at` beside the keys of block `k0..k0 + keys`.
+#[derive(Clone, Copy)]
+struct Pair {
+    at: usize,
+    rows: usize,
+    k0: usize,
+    keys: usize,
 }
 
-/// Likewise for the keys of a block: (keys, the rows of the tile that may see them).
-fn key_parts(at: usize, rows: usize, k0: usize, keys: usize) -> impl Iterator<Item = (Range<usize>, Range<usize>)> {
-    let first = move |key: usize| (k0 + key).saturating_sub(at).min(rows);
-    let cut = if first(HALF.min(keys)) == 0 { keys } else { HALF.min(keys) };
-    let parts = [(0..cut, first(0)..rows), (cut..keys, first(cut)..rows)];
-    parts.into_iter().filter(|(keys, rows)| !keys.is_empty() && !rows.is_empty())
+impl Pair {
+    /// How many of the keys, from the first one, some row before row `end` may see.
+    fn seen(&self, end: usize) -> usize {
+        (self.at + end).saturating_sub(self.k0).min(self.keys)
+    }
+
+    /// The rows that may see key `first` of the block or one behind it.
+    fn seeing(&self, first: usize) -> Range<usize> {
+        (self.k0 + first).saturating_sub(self.at).min(self.rows)..self.rows
+    }
 }
 
 /// Packs each key block of `first..end`; `of` gives the operand of the keys of one, which takes up to `len` floats.
@@ -154,11 +163,18 @@ thread_local! {
     static SCRATCH: RefCell<Scratch> = RefCell::default();
 }
 
+/// `out[r]` = dot of row r of a and row r of b, for at most a block of rows.
+fn row_dots(level: Level, a: Mat, b: Mat, out: &mut [f32]) {
+    let mut sums = [[0.0; LANES]; BLOCK];
+    let sums = &mut sums[..out.len()];
+    row_lanes(level, a, b, sums);
+    lanes::trees(level, sums, out);
+}
+
 by_level! {
-    /// `out[r]` = dot of row r of a and row r of b.
-    fn row_dots(a: Mat<'_>, b: Mat<'_>, out: &mut [f32]) {
+    fn row_lanes(a: Mat<'_>, b: Mat<'_>, out: &mut [[f32; LANES]]) {
         for (r, out) in out.iter_mut().enumerate() {
-            *out = crate::lanes::dot(&a.data[r * a.rs..][..a.cols], &b.data[r * b.rs..][..b.cols]);
+            *out = lanes::dot_lanes(&a.data[r * a.rs..][..a.cols], &b.data[r * b.rs..][..b.cols]);
         }
     }
 }
@@ -171,21 +187,11 @@ mod tests {
     fn parts_leave_out_what_is_masked_and_nothing_else() {
         for at in [0, 5, 40, 64, 100, 128] {
             for (rows, keys) in [(64, 64), (30, 64), (64, 33), (40, 40), (1, 1)] {
-                let k0 = 64;
-                let mut of_rows = [[false; BLOCK]; BLOCK];
-                let mut of_keys = of_rows;
-                for (r, n) in row_parts(at, rows, k0, keys) {
-                    r.for_each(|r| of_rows[r][..n].iter_mut().for_each(|seen| *seen = true));
-                }
-                for (c, r) in key_parts(at, rows, k0, keys) {
-                    r.for_each(|r| of_keys[r][c.clone()].iter_mut().for_each(|seen| *seen = true));
-                }
+                let pair = Pair { at, rows, k0: 64, keys };
                 for (r, c) in (0..rows).flat_map(|r| (0..keys).map(move |c| (r, c))) {
-                    let visible = k0 + c <= at + r;
-                    let what = format!("row {r} of {rows} at {at}, key {c} of {keys}");
-                    assert!(!visible || (of_rows[r][c] && of_keys[r][c]), "{what} is left out");
-                    let far = k0 + c >= at + r + BLOCK;
-                    assert!(!far || !(of_rows[r][c] || of_keys[r][c]), "{what} is computed");
+                    let visible = 64 + c <= at + r;
+                    assert_eq!(c < pair.seen(r + 1), visible, "key {c}, row {r} of {rows} at {at}");
+                    assert_eq!(pair.seeing(c).contains(&r), visible, "row {r} of {rows} at {at}, key {c}");
                 }
             }
         }

@@ -240,46 +240,48 @@ impl<'a> Panels<'a> {
         }
     }
 
-    /// c = a b or c += a b with rows `inner` of b alone and as many of its columns as c has, by the law of
-    /// [`product`]; on the calling thread.
-    pub(crate) fn multiply(&self, level: Level, a: Mat, inner: Range<usize>, mut c: MatMut, acc: Acc) {
+    /// c = a b or c += a b by the law of [`product`], on the calling thread, of small operands that lie in the first cache. For each register tile, given by
+    /// its rows, `part` says which part of the inner index counts, and how many columns of c: of the others some are computed.
+    pub(crate) fn multiply(
+        &self,
+        level: Level,
+        a: Mat,
+        mut c: MatMut,
+        acc: Acc,
+        part: impl Fn(Range<usize>) -> (Range<usize>, usize),
+    ) {
+        let n = c.cols();
         assert!(
-            a.rows == c.rows() && a.cols == inner.len() && inner.end <= self.k && c.cols() <= self.n,
-            "product of {} x {} and rows {inner:?}, columns 0..{} of {} x {}",
+            a.rows == c.rows() && a.cols <= self.k && n <= self.n,
+            "product of {} x {} and {} x {} into {n} columns",
             a.rows,
             a.cols,
-            c.cols(),
             self.k,
             self.n
         );
         a.check();
-        let (_, nr) = tile(level);
+        let (mr, nr) = tile(level);
         let width = self.n.next_multiple_of(nr);
-        let mut add = acc == Acc::Add;
-        if inner.is_empty() && !add {
-            c.fill(0.0);
-        }
-        for k0 in (0..self.k).step_by(KC) {
-            let k1 = self.k.min(k0 + KC);
-            let (low, high) = (inner.start.clamp(k0, k1), inner.end.clamp(k0, k1));
-            if low < high {
-                let a = a.cols_range(low - inner.start..high - inner.start);
+        for rows in even(a.rows, mr) {
+            let (inner, columns) = part(rows.clone());
+            assert!(inner.end <= a.cols, "inner {inner:?} of {}", a.cols);
+            let a = a.rows_range(rows.clone());
+            let mut c = c.reborrow().rows_range(rows);
+            let mut add = acc == Acc::Add;
+            if inner.is_empty() && !add {
+                c.fill(0.0);
+            }
+            for k0 in (inner.start / KC * KC..inner.end).step_by(KC) {
+                let k1 = self.k.min(k0 + KC);
+                let (low, high) = (inner.start.max(k0), inner.end.min(k1));
+                let a = a.cols_range(low..high);
                 let strips = self.data[k0 * width..k1 * width].chunks_exact((k1 - k0) * nr);
-                multiply_strips(level, a, strips.map(|s| &s[(low - k0) * nr..(high - k0) * nr]), c.reborrow(), add);
+                for (j, b) in (0..columns).step_by(nr).zip(strips) {
+                    let c = c.reborrow().cols_range(j..n.min(j + nr));
+                    micro::tile(level, Place::Near, a, &b[(low - k0) * nr..(high - k0) * nr], c, add);
+                }
                 add = true;
             }
-        }
-    }
-}
-
-/// One block of c from a block of a in any layout and the strips of one block of b.
-fn multiply_strips<'a>(level: Level, a: Mat, strips: impl Iterator<Item = &'a [f32]>, mut c: MatMut, add: bool) {
-    let (mr, nr) = tile(level);
-    let (m, n) = (c.rows(), c.cols());
-    for (j, b) in (0..n).step_by(nr).zip(strips) {
-        let mut strip = c.reborrow().cols_range(j..n.min(j + nr));
-        for rows in even(m, mr) {
-            micro::tile(level, Place::Near, a.rows_range(rows.clone()), b, strip.reborrow().rows_range(rows), add);
         }
     }
 }
