@@ -102,6 +102,8 @@ impl Controller<'_> {
             && *step == self.told + 1
         {
             observe(&Event::Step(carried));
+            // Its world is over: who was to be struck in it and was not there is not struck any more.
+            self.let_pass(*step, observe);
         }
         self.told = committed;
         let (from, resumed) = match &world.origin {

@@ -7,7 +7,7 @@ use policy::{Input, Process};
 
 use super::{Controller, Judgement};
 use crate::agent::{Agents, Heard, News};
-use crate::fault::{Fault, FaultKind};
+use crate::fault::{Fault, FaultKind, Moment};
 use crate::journal::Entry;
 use crate::wire::{FromRank, ToRank};
 
@@ -205,7 +205,18 @@ impl Controller<'_> {
             .drain(..)
             .partition(|fault| fault.step <= step && !fault.there(size) && fault.kind != FaultKind::Poison);
         self.faults = faults;
-        let gone: Vec<Fault> = gone;
+        self.forgo(gone, observe);
+    }
+
+    /// The world in which `step` was decided has ended: faults that were due by then and did not strike strike nobody.
+    pub(super) fn let_pass(&mut self, step: u64, observe: &mut dyn FnMut(&Event)) {
+        let again = |kind| matches!(kind, FaultKind::Poison | FaultKind::KillAt(Moment::Load));
+        let (gone, faults) = self.faults.drain(..).partition(|fault| fault.step <= step && !again(fault.kind));
+        self.faults = faults;
+        self.forgo(gone, observe);
+    }
+
+    fn forgo(&mut self, gone: Vec<Fault>, observe: &mut dyn FnMut(&Event)) {
         for fault in gone {
             self.journal.write(&Entry::Missed { fault });
             observe(&Event::Notice { text: format!("fault: {fault} strikes nobody, its rank was gone by then") });
