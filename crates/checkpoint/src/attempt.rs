@@ -46,6 +46,15 @@ pub struct Attempt {
     pub timeline: Timeline,
 }
 
+/// Why a writer has no part in an attempt.
+#[derive(Debug)]
+pub struct Unwritten {
+    /// What failed.
+    pub cause: CheckpointError,
+    /// Its word says so, where the committer looks; if not, it must hear of it in another way or it waits for nothing.
+    pub told: bool,
+}
+
 /// What came of an attempt.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Committed {
@@ -67,14 +76,14 @@ impl Attempt {
     /// Writes the pieces of `writer` and leaves its part; if that fails, a part that says so.
     ///
     /// # Errors
-    /// As [`crate::write_pieces`]. Nothing of it is left but the word.
+    /// As [`crate::write_pieces`]. Nothing of it is left but the word, where that has found room.
     pub fn write(
         &self,
         writer: usize,
         tensors: &[Tensor],
         tp: usize,
         pieces: &[PieceRef<'_>],
-    ) -> Result<(), CheckpointError> {
+    ) -> Result<(), Unwritten> {
         self.write_to(&Disk, writer, tensors, tp, pieces)
     }
 
@@ -89,26 +98,24 @@ impl Attempt {
         tensors: &[Tensor],
         tp: usize,
         pieces: &[PieceRef<'_>],
-    ) -> Result<(), CheckpointError> {
+    ) -> Result<(), Unwritten> {
         let folder = step_dir(&self.base(), self.step);
         let created = storage.create_dir(&folder).map_err(CheckpointError::io("create", folder));
         let written = created.and_then(|()| write_pieces_to(storage, &self.base(), self.step, tensors, tp, pieces));
         let left = written.and_then(|files| self.leave(storage, writer, &Ok(files)));
-        left.inspect_err(|error| self.fail_to(storage, writer, &error.to_string()))
+        left.map_err(|cause| Unwritten { told: self.fail_to(storage, writer, &cause.to_string()), cause })
     }
 
-    /// Leaves the word that `writer` could not write.
-    pub fn fail(&self, writer: usize, reason: &str) {
-        self.fail_to(&Disk, writer, reason);
+    /// Leaves the word that `writer` could not write; false if that cannot be left either.
+    pub fn fail(&self, writer: usize, reason: &str) -> bool {
+        self.fail_to(&Disk, writer, reason)
     }
 
-    fn fail_to(&self, storage: &dyn Storage, writer: usize, reason: &str) {
+    fn fail_to(&self, storage: &dyn Storage, writer: usize, reason: &str) -> bool {
         let path = self.part(writer);
         // Best effort: on a full disk an empty file may still find room, and says as much.
         drop(path.parent().map(|folder| storage.create_dir(folder)));
-        if self.leave(storage, writer, &Err(reason.into())).is_err() {
-            drop(fs::write(&path, ""));
-        }
+        self.leave(storage, writer, &Err(reason.into())).is_ok() || fs::write(&path, "").is_ok()
     }
 
     fn leave(&self, storage: &dyn Storage, writer: usize, part: &Part) -> Result<(), CheckpointError> {

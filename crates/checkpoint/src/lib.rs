@@ -40,7 +40,7 @@ mod verify;
 mod whole;
 mod write;
 
-pub use attempt::{Attempt, Committed, sweep};
+pub use attempt::{Attempt, Committed, Unwritten, sweep};
 pub use commit::{commit, commit_to};
 pub use compare::{Difference, Differing};
 pub use digest::{Digest, DigestBuilder, HashPiece, TensorDigest, decode_pieces, encode_pieces};

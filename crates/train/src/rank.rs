@@ -144,7 +144,7 @@ pub fn run(job: &Job, endpoint: Endpoint, start: Start, sink: &dyn Fn(Said)) -> 
         }
         Err(error) => {
             // What is on disk by now is there to go back to.
-            rank_run.saver.news().into_iter().for_each(|event| rank_run.say(event));
+            rank_run.tell_of_checkpoints();
             Err(Ending { remains: Some(Box::new(rank_run.remains())), error })
         }
     }
@@ -288,7 +288,7 @@ impl RankRun<'_> {
                 // The step after it can be computed again from it.
                 self.executor.watch = (run.spares_check() == Ok(true)).then(BTreeMap::new);
             }
-            self.saver.news().into_iter().for_each(|event| self.say(event));
+            self.tell_of_checkpoints();
             if stop && step < steps {
                 ended = Ended::Stopped(step);
                 break;
@@ -299,7 +299,7 @@ impl RankRun<'_> {
             self.last_checkpoint(last)?;
         }
         self.end_store()?;
-        self.saver.news().into_iter().for_each(|event| self.say(event));
+        self.tell_of_checkpoints();
         let began = Instant::now();
         let digest = persist::digest(&mut self.executor, run.cursor(last))?;
         self.spent("digest", began);

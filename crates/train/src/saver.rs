@@ -9,7 +9,7 @@ use std::cell::Cell;
 use std::hash::{BuildHasher, Hasher, RandomState};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, TryRecvError, channel};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
@@ -27,6 +27,7 @@ use crate::error::TrainError;
 use crate::exec::Executor;
 use crate::lent::{Copied, Loan};
 use crate::persist::{self, Saved};
+use crate::rank::Pulse;
 
 /// The writer's niceness: where steps use every core it gets about a tenth of one.
 const WRITER_NICE: i32 = 10;
@@ -34,6 +35,8 @@ const WRITER_NICE: i32 = 10;
 const PART_LIMIT: Duration = Duration::from_secs(3600);
 /// How long parts are still waited for once the world has ended.
 const CLOSE_LIMIT: Duration = Duration::from_secs(5);
+/// No rank.
+const NOBODY: usize = usize::MAX;
 /// How often ranks that wait for their writers at the end of a run say so.
 const DRAIN_LOOK: Duration = Duration::from_millis(50);
 /// How often ranks that wait for the store at the end of a run say so.
@@ -77,6 +80,8 @@ pub struct Saver {
     uploader: Option<Arc<Uploader>>,
     /// The step that is being written here; 0: none.
     busy: Arc<AtomicU64>,
+    /// As in [`Word`].
+    stuck: Arc<AtomicU64>,
     /// Rank 0's, after a checkpoint for which the ranks waited: what removes older ones.
     room: Option<JoinHandle<()>>,
 }
@@ -85,14 +90,17 @@ pub struct Saver {
 #[derive(Debug, Clone)]
 pub struct Word {
     busy: Arc<AtomicU64>,
+    /// Of rank 0, the step of which it waits for nothing but parts; of others, the last one of which they could leave neither their
+    /// part nor that they have none.
+    stuck: Arc<AtomicU64>,
     token: u64,
     gap: u64,
 }
 
 impl Word {
-    /// The step that is being written (0: none), a number that names the attempt, the steps to the next one.
-    pub fn now(&self) -> [u64; 3] {
-        [self.busy.load(Ordering::Acquire), self.token, self.gap]
+    /// The step that is being written (0: none), a number that names the attempt, the steps to the next one, the step that is stuck.
+    pub fn now(&self) -> [u64; 4] {
+        [self.busy.load(Ordering::Acquire), self.token, self.gap, self.stuck.load(Ordering::Acquire)]
     }
 }
 
@@ -115,12 +123,16 @@ struct Writing {
     closing: Arc<AtomicBool>,
     /// It is not to be committed.
     void: Arc<AtomicBool>,
+    /// A rank has said that its part will never come; [`NOBODY`]: none has.
+    partless: Arc<AtomicUsize>,
     done: Receiver<Done>,
 }
 
 /// What a writer's thread gives back.
 struct Done {
     snapshot: Snapshot,
+    /// Why neither its part nor its word is on disk.
+    untold: Option<String>,
     /// Processor time of the thread, seconds.
     cpu: f64,
     /// Rank 0's: what came of it.
@@ -141,6 +153,8 @@ struct Task {
     disk_full: bool,
     closing: Arc<AtomicBool>,
     void: Arc<AtomicBool>,
+    partless: Arc<AtomicUsize>,
+    stuck: Arc<AtomicU64>,
     /// Rank 0's.
     commit: Option<Commit>,
 }
@@ -172,6 +186,7 @@ impl Saver {
             why: None,
             uploader: None,
             busy: Arc::default(),
+            stuck: Arc::default(),
             room: None,
         }
     }
@@ -236,7 +251,8 @@ impl Saver {
         if let Some(why) = self.adapt(run) {
             self.why = Some(why);
         }
-        Word { busy: self.busy.clone(), token: RandomState::new().build_hasher().finish(), gap: self.gap }
+        let token = RandomState::new().build_hasher().finish();
+        Word { busy: self.busy.clone(), stuck: self.stuck.clone(), token, gap: self.gap }
     }
 
     /// Rank 0, after the last checkpoint: waits a while for the store; true if there is nothing to wait for any more. `since`: when
@@ -273,7 +289,7 @@ impl Saver {
         self.step_s = Some(self.step_s.map_or(seconds, |known| 0.9 * known + 0.1 * seconds));
     }
 
-    /// What became of checkpoints since the last call; only rank 0 knows.
+    /// What became of checkpoints since the last call, as rank 0 knows it; and what another rank could not tell it.
     pub fn news(&mut self) -> Vec<Event> {
         self.look(Duration::ZERO);
         let words = self.uploader.iter().flat_map(|uploader| uploader.words());
@@ -291,23 +307,24 @@ impl Saver {
         executor: &mut Executor,
         step: u64,
         best: &Best,
-        words: Option<Vec<[u64; 3]>>,
+        words: Option<Vec<[u64; 4]>>,
     ) -> Result<(), TrainError> {
         let began = Instant::now();
         let words = match words {
             Some(words) => words,
             None => words_of_all(&*executor, self.word(executor.run).now())?,
         };
-        let [_, token, gap] = words[0];
+        let [_, token, gap, _] = words[0];
         if matches!(self.due, Due::Auto(_)) {
             self.due = Due::Auto(step + gap);
             self.news.extend(self.why.take().map(|text| Event::Notice { text }));
         }
-        if let Some([under_way, ..]) = words.iter().find(|word| word[0] > 0) {
+        self.give_up_without_parts(&words);
+        if let Some([under_way, ..]) = words.iter().find(|word| word[0] > 0).filter(|_| !is_dead(&words)) {
             let text = format!(
                 "the checkpoint of step {step} is skipped: that of step {under_way} is still being written (checkpoint.every is shorter than a write takes)"
             );
-            self.news.push(Event::Notice { text });
+            self.news.extend((self.rank == 0).then_some(Event::Notice { text }));
             return Ok(());
         }
         // Who said that it is free has given back what it gave, or is about to.
@@ -320,6 +337,7 @@ impl Saver {
         let (root, timeline) = (self.root.clone(), self.timeline.clone());
         let attempt = Attempt { root, step, token, writers: words.len(), timeline };
         let [closing, void] = [(); 2].map(|()| Arc::new(AtomicBool::new(false)));
+        let partless = Arc::new(AtomicUsize::new(NOBODY));
         let (tell, done) = channel();
         let task = Task {
             attempt,
@@ -332,6 +350,8 @@ impl Saver {
             disk_full,
             closing: closing.clone(),
             void: void.clone(),
+            partless: partless.clone(),
+            stuck: self.stuck.clone(),
             commit: (self.rank == 0).then(|| Commit {
                 meta: persist::meta(executor, step, None),
                 best: *best,
@@ -348,8 +368,16 @@ impl Saver {
         });
         spawned.map_err(|e| TrainError::Internal(format!("cannot start the writer of checkpoints: {e}")))?;
         self.under_way =
-            Some(Writing { step, began, waited: began.elapsed().as_secs_f64(), copied, closing, void, done });
+            Some(Writing { step, began, waited: began.elapsed().as_secs_f64(), copied, closing, void, partless, done });
         Ok(())
+    }
+
+    /// Rank 0: an attempt for which somebody has no part is not waited for.
+    fn give_up_without_parts(&self, words: &[[u64; 4]]) {
+        let Some(writing) = self.under_way.as_ref().filter(|_| self.rank == 0) else { return };
+        if let Some(rank) = (1..words.len()).find(|rank| words[*rank][3] == writing.step) {
+            writing.partless.store(rank, Ordering::Release);
+        }
     }
 
     /// What is being written is of a state that nobody trusts any more: it becomes no checkpoint.
@@ -361,12 +389,18 @@ impl Saver {
     ///
     /// # Errors
     /// The fabric's.
-    pub fn drain(&mut self, executor: &Executor) -> Result<u64, TrainError> {
+    pub fn drain(&mut self, executor: &Executor, pulse: &Pulse) -> Result<u64, TrainError> {
+        let began = Instant::now();
         loop {
             self.look(DRAIN_LOOK);
+            // A slow disk is no hang; one that takes for ever is.
+            if began.elapsed() < PART_LIMIT {
+                pulse.work.fetch_add(1, Ordering::Relaxed);
+            }
             // A word now and then, so that no exchange waits as long as a slow disk may take.
             let busy = u64::from(self.under_way.is_some());
-            let words = words_of_all(executor, [busy, self.saved, 0])?;
+            let words = words_of_all(executor, [busy, self.saved, 0, self.stuck.load(Ordering::Acquire)])?;
+            self.give_up_without_parts(&words);
             if words.iter().all(|word| word[0] == 0) {
                 return Ok(words[0][1]);
             }
@@ -382,16 +416,25 @@ impl Saver {
         };
         let waited = writing.waited + writing.copied.waited().as_secs_f64();
         let (step, seconds) = (writing.step, writing.began.elapsed().as_secs_f64());
-        let verdict = match done {
+        let (verdict, untold) = match done {
             Err(false) => return,
-            Err(true) => Some(Err("its writer panicked; the message is on standard error".into())),
-            Ok(Done { snapshot, cpu, verdict }) => {
+            Err(true) => {
+                let reason = "its writer panicked; the message is on standard error".to_owned();
+                self.stuck.store(step, Ordering::Release);
+                ((self.rank == 0).then(|| Err(reason.clone())), Some(reason))
+            }
+            Ok(Done { snapshot, untold, cpu, verdict }) => {
                 self.spare = snapshot;
                 self.cost = Some((waited + cpu, seconds));
-                verdict
+                (verdict, untold)
             }
         };
         self.under_way = None;
+        // What rank 0 could not write is in its verdict.
+        if let Some(cause) = untold.filter(|_| self.rank > 0) {
+            let text = format!("rank {} has no part of the checkpoint of step {step}: {cause}", self.rank);
+            self.news.push(Event::Notice { text });
+        }
         match verdict {
             Some(Ok(saved)) => {
                 self.saved = step;
@@ -445,24 +488,45 @@ fn kept_for(best: &Best) -> Vec<u64> {
     best.best.iter().map(|(step, _)| *step).collect()
 }
 
-/// Three numbers of every rank, by rank.
-fn words_of_all(executor: &Executor, mine: [u64; 3]) -> Result<Vec<[u64; 3]>, TrainError> {
+/// All that is under way is that rank 0 waits for a part that will never come; alike on all ranks.
+fn is_dead(words: &[[u64; 4]]) -> bool {
+    let [busy, _, _, waits] = words[0];
+    let others = &words[1..];
+    busy > 0 && waits == busy && others.iter().all(|word| word[0] == 0) && others.iter().any(|word| word[3] == busy)
+}
+
+/// Four numbers of every rank, by rank.
+fn words_of_all(executor: &Executor, mine: [u64; 4]) -> Result<Vec<[u64; 4]>, TrainError> {
     let mine: Vec<u8> = mine.iter().flat_map(|n| n.to_le_bytes()).collect();
     let all = executor.comm.endpoint.all_gather_bytes(&executor.comm.world, &mine)?;
     let words = all.iter().map(|bytes| decode(bytes)).collect::<Option<_>>();
     words.ok_or_else(|| TrainError::Internal("a rank's word on a checkpoint is unclear".into()))
 }
 
-fn decode(bytes: &[u8]) -> Option<[u64; 3]> {
+fn decode(bytes: &[u8]) -> Option<[u64; 4]> {
     let (numbers, rest) = bytes.as_chunks::<8>();
-    let numbers: [[u8; 8]; 3] = numbers.try_into().ok()?;
+    let numbers: [[u8; 8]; 4] = numbers.try_into().ok()?;
     rest.is_empty().then(|| numbers.map(u64::from_le_bytes))
 }
 
 impl Task {
     fn run(self) -> Done {
         let began = Instant::now();
-        let Self { attempt, rank, tensors, tp, loan, mut snapshot, delay, disk_full, closing, void, commit } = self;
+        let Self {
+            attempt,
+            rank,
+            tensors,
+            tp,
+            loan,
+            mut snapshot,
+            delay,
+            disk_full,
+            closing,
+            void,
+            partless,
+            stuck,
+            commit,
+        } = self;
         // An update may wait for the copy, so that is as important as a step. After it the steps come first; where that is
         // refused it only writes sooner.
         loan.copy_into(&mut snapshot);
@@ -473,20 +537,34 @@ impl Task {
         while began.elapsed() < delay && !closing.load(Ordering::Relaxed) {
             std::thread::sleep(Duration::from_millis(5).min(delay));
         }
-        if disk_full {
-            attempt.fail(rank, "no space left on device (injected)");
+        // What fails here is in the part that the committer reads, or there is none.
+        let untold = if disk_full {
+            let reason = "no space left on device (injected)";
+            (!attempt.fail(rank, reason)).then(|| reason.to_owned())
         } else {
-            // What fails here is in the part that the committer reads.
-            let _ = attempt.write(rank, &tensors, tp, &snapshot.pieces());
+            let written = attempt.write(rank, &tensors, tp, &snapshot.pieces());
+            written.err().filter(|failed| !failed.told).map(|failed| failed.cause.to_string())
+        };
+        if rank == 0 || untold.is_some() {
+            stuck.store(attempt.step, Ordering::Release);
         }
         let verdict = commit.map(|Commit { meta, best, run, uploader }| {
             let closed = Cell::new(None);
             let given_up = || {
                 let since = closing.load(Ordering::Relaxed).then(|| closed.get().unwrap_or_else(Instant::now));
                 closed.set(since);
-                since.is_some_and(|since| since.elapsed() > CLOSE_LIMIT)
+                since.is_some_and(|since| since.elapsed() > CLOSE_LIMIT) || partless.load(Ordering::Acquire) != NOBODY
             };
-            let files = attempt.collect(began + PART_LIMIT, &given_up);
+            let files = match &untold {
+                Some(cause) => Err(format!("rank {rank} could not write its part: {cause}")),
+                None => attempt.collect(began + PART_LIMIT, &given_up).map_err(|reason| {
+                    match partless.load(Ordering::Acquire) {
+                        NOBODY => reason,
+                        rank => format!("rank {rank} has no part of it, as it says itself"),
+                    }
+                }),
+            };
+            stuck.store(0, Ordering::Release);
             let committed = files.and_then(|files| {
                 if void.load(Ordering::Relaxed) {
                     return Err("a device has proved to be broken since its step".into());
@@ -513,7 +591,7 @@ impl Task {
             }
         });
         let cpu = clock_gettime(ClockId::ThreadCPUTime);
-        Done { snapshot, cpu: cpu.tv_sec as f64 + cpu.tv_nsec as f64 * 1e-9, verdict }
+        Done { snapshot, untold, cpu: cpu.tv_sec as f64 + cpu.tv_nsec as f64 * 1e-9, verdict }
     }
 }
 
@@ -524,14 +602,25 @@ mod tests {
     #[test]
     fn who_writes_is_busy_until_its_thread_is_over_however_it_ends() {
         let busy = Arc::new(AtomicU64::new(7));
-        let word = Word { busy: busy.clone(), token: 3, gap: 5 };
-        assert_eq!(word.now(), [7, 3, 5]);
+        let word = Word { busy: busy.clone(), stuck: Arc::default(), token: 3, gap: 5 };
+        assert_eq!(word.now(), [7, 3, 5, 0]);
         let over = Busy(busy);
         let ended = std::thread::spawn(move || {
             let _over = over;
             std::panic::resume_unwind(Box::new("a writer that fails"));
         });
         assert!(ended.join().is_err());
-        assert_eq!(word.now(), [0, 3, 5]);
+        assert_eq!(word.now(), [0, 3, 5, 0]);
+    }
+
+    #[test]
+    fn an_attempt_is_dead_if_rank_0_only_waits_for_who_has_nothing() {
+        let waits = [9, 1, 1, 9];
+        assert!(is_dead(&[waits, [0, 2, 1, 9]]));
+        // Still writing itself, committing, or another rank is; or the part is of an attempt before, or there.
+        assert!(!is_dead(&[[9, 1, 1, 0], [0, 2, 1, 9]]));
+        assert!(!is_dead(&[waits, [0, 2, 1, 9], [9, 2, 1, 0]]));
+        assert!(!is_dead(&[waits, [0, 2, 1, 6]]) && !is_dead(&[waits, [0, 2, 1, 0]]) && !is_dead(&[waits]));
+        assert!(!is_dead(&[[0, 1, 1, 0], [0, 2, 1, 9]]));
     }
 }

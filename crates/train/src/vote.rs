@@ -21,7 +21,7 @@ pub struct Ballot {
     /// Its state is not what it wrote after the last step.
     pub corrupt: bool,
     /// Before a checkpoint: what its writer says ([`crate::saver::Word`]).
-    pub writer: Option<[u64; 3]>,
+    pub writer: Option<[u64; 4]>,
     /// What it made of leaves, in a step that is checked.
     pub leaves: Vec<Seen>,
     /// Loss sums of the leaves whose loss this rank speaks for.
@@ -84,7 +84,7 @@ impl Ballot {
         let flags = next()?;
         let mut ballot = Self { stop: flags & 1 != 0, corrupt: flags & 2 != 0, ..Self::default() };
         if flags & 4 != 0 {
-            ballot.writer = Some([next()?, next()?, next()?]);
+            ballot.writer = Some([next()?, next()?, next()?, next()?]);
         }
         for _ in 0..next()? {
             ballot.leaves.push(Seen { pass: next()?, key: next()?, hash: next()? });
@@ -127,7 +127,7 @@ pub struct Tally {
     /// The ranks whose state is not what they wrote.
     pub corrupt: Vec<u32>,
     /// What the writers of all ranks say, before a checkpoint.
-    pub writers: Option<Vec<[u64; 3]>>,
+    pub writers: Option<Vec<[u64; 4]>>,
     /// What each rank made of leaves, in a step that is checked.
     pub leaves: Vec<Vec<Seen>>,
     /// Auxiliary loss of every unit, weighted by its tokens with a target and summed; without its coefficient.
@@ -295,7 +295,7 @@ mod tests {
         Ballot {
             stop: true,
             corrupt: true,
-            writer: Some([0, u64::MAX, 7]),
+            writer: Some([0, u64::MAX, 7, 5]),
             leaves: vec![Seen { pass: 1, key: 2, hash: u64::MAX }],
             losses: vec![(Leaf { cell: 0, mb: 0 }, sum), (Leaf { cell: 1, mb: 0 }, sum)],
             squares: vec![(0, 0, 0, vec![4.0])],
@@ -339,7 +339,7 @@ mod tests {
     #[test]
     fn every_leaf_and_chunk_is_counted_once() {
         let good = tally(&[ballot()], &grid(), &one_tensor()).unwrap();
-        assert_eq!((&good.corrupt[..], good.writers), (&[0][..], Some(vec![[0, u64::MAX, 7]])));
+        assert_eq!((&good.corrupt[..], good.writers), (&[0][..], Some(vec![[0, u64::MAX, 7, 5]])));
         assert_eq!((good.loss.nats, good.loss.tokens, good.squares, good.stop), (3.0, 6, 4.0, true));
         let twice = tally(&[ballot(), ballot()], &grid(), &one_tensor()).unwrap_err();
         assert!(twice.to_string().contains("twice"), "{twice}");

@@ -5,6 +5,7 @@ use std::os::unix::fs::{PermissionsExt, chown};
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
+use std::time::{Duration, Instant};
 
 use crate::common::{Lab, copy, same_tree, tree};
 
@@ -206,4 +207,66 @@ fn a_folder_that_becomes_read_only_ends_no_run_whose_controller_is_replaced() {
     allow("out", 0o755);
     assert!(out.stdout.contains("another one goes on from journal.jsonl"), "{out}");
     assert_eq!(out.digest(), Lab::new().train("out", &[], &["train.steps=600"]).expect(0).digest());
+}
+
+/// Milliseconds between the beginnings of two ranks' writes.
+const BESIDE: [&str; 6] = [
+    "train.steps=600",
+    "checkpoint.every=30",
+    "layout.dp=2",
+    "checkpoint.background=true",
+    "checkpoint.stagger_ms=100",
+    "checkpoint.keep=20",
+];
+
+/// A file stands where the folder of checkpoints was: no rank can leave its part, nor that it has none.
+#[test]
+fn a_folder_that_refuses_everything_for_a_while_costs_only_what_was_due_then() {
+    let lab = Lab::new();
+    let (folder, away) = (lab.path("out/checkpoints"), lab.path("away"));
+    let mut run = lab.start_train("out", &[], &BESIDE);
+    run.wait_for(|line| line.starts_with("checkpoint of step 30 | "));
+    fs::rename(&folder, &away).unwrap();
+    fs::write(&folder, "in the way").unwrap();
+    let failed = run.wait_for(|line| line.contains("FAILED"));
+    fs::remove_file(&folder).unwrap();
+    fs::rename(&away, &folder).unwrap();
+    assert!(failed.contains("rank 0 could not write its part: ") && failed.contains("the run goes on"), "{failed}");
+    run.wait_for(|line| line.starts_with("checkpoint of step ") && line.contains("written beside the steps"));
+    let out = run.end().expect(0);
+    assert!(!out.stdout.contains("no progress") && !out.stdout.contains("world 2"), "{out}");
+    assert_eq!(out.digest(), Lab::new().train("out", &[], &["train.steps=600", "layout.dp=2"]).expect(0).digest());
+}
+
+/// Only rank 1 finds the folder refusing: rank 0 hears of it and waits no longer for its part.
+#[test]
+fn a_part_that_can_never_come_is_not_waited_for() {
+    let lab = Lab::new();
+    let folder = lab.path("out/checkpoints");
+    let mut run = lab.start_train("out", &[], &BESIDE);
+    run.wait_for(|line| line.starts_with("checkpoint of step 30 | "));
+    let part = |at: &Path| {
+        let name = at.file_name().unwrap().to_string_lossy().into_owned();
+        let steps = fs::read_dir(at).into_iter().flatten().flatten().flat_map(|step| fs::read_dir(step.path()));
+        let mut names = steps.flatten().flatten().map(|file| file.file_name().into_string().unwrap());
+        name.starts_with("writing-") && names.any(|name| name.starts_with("part-00000") && name.ends_with("json"))
+    };
+    let deadline = Instant::now() + Duration::from_secs(60);
+    while !fs::read_dir(&folder).unwrap().flatten().any(|entry| part(&entry.path())) {
+        assert!(Instant::now() < deadline, "no part of rank 0 is seen");
+        std::thread::sleep(Duration::from_millis(1));
+    }
+    if !mount(&["-t", "tmpfs", "-o", "ro", "tmpfs"], &folder) {
+        println!("skipped: mounting a tmpfs is refused here (it needs root)");
+        run.end();
+        return;
+    }
+    let gone = SmallDisk { at: folder };
+    run.wait_for(|line| line.contains("rank 1 has no part of the checkpoint of step "));
+    drop(gone);
+    let failed = run.wait_for(|line| line.contains("FAILED"));
+    assert!(failed.contains("rank 1 has no part of it") && failed.contains("the run goes on"), "{failed}");
+    run.wait_for(|line| line.starts_with("checkpoint of step ") && line.contains("written beside the steps"));
+    let out = run.end().expect(0);
+    assert!(!out.stdout.contains("no progress") && !out.stdout.contains("world 2"), "{out}");
 }

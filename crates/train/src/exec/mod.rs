@@ -139,7 +139,7 @@ pub struct Executor<'a> {
     /// What goes with the ballot if a checkpoint is due after the step.
     pub writer: Option<Word>,
     /// What came with all ballots of the last vote then.
-    pub writers: Option<Vec<[u64; 3]>>,
+    pub writers: Option<Vec<[u64; 4]>>,
     step: u64,
 }
 

@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 use events::Event;
 use spec::StoreUrl;
 
-use super::RankRun;
+use super::{RankRun, Said};
 use crate::error::TrainError;
 use crate::persist::{self, Saved};
 
@@ -30,6 +30,11 @@ fn pauses(wait: Duration, most: Duration) -> impl Iterator<Item = Duration> {
 }
 
 impl RankRun<'_> {
+    /// What its writer has to say, on any rank.
+    pub(super) fn tell_of_checkpoints(&mut self) {
+        self.saver.news().into_iter().for_each(|event| (self.sink)(Said::Event(event)));
+    }
+
     /// The checkpoint of a due step; true if it is on disk.
     pub(super) fn checkpoint_due(&mut self, step: u64) -> Result<bool, TrainError> {
         // A copy of moments that lie in files would take the memory that they do not.
@@ -49,9 +54,9 @@ impl RankRun<'_> {
     /// Waits for checkpoints under way; the newest step that was written beside the steps.
     pub(super) fn drain(&mut self) -> Result<u64, TrainError> {
         let began = Instant::now();
-        let saved = self.saver.drain(&self.executor)?;
+        let saved = self.saver.drain(&self.executor, &self.job.pulse)?;
         self.spent("checkpoint", began);
-        self.saver.news().into_iter().for_each(|event| self.say(event));
+        self.tell_of_checkpoints();
         Ok(saved)
     }
 
