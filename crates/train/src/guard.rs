@@ -1,8 +1,9 @@
 //! Checksums of state at rest: each rank knows those of what it wrote, and looks again before it speaks for the next step.
 //!
 //! A bit that changes in memory between two steps would otherwise go into every later number. The update itself takes the
-//! checksums of what it writes, so that memory is not read a second time for them. They are of blocks of a state chunk's
-//! size, and no part of any result.
+//! checksums of what it writes, so that memory is not read a second time for them; of what came otherwise (made, loaded, from
+//! an earlier world, gathered) they are taken once it is there. They are of blocks of a state chunk's size, and no part of
+//! any result.
 
 use std::ops::Range;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -16,7 +17,7 @@ use crate::optim::Written;
 use crate::persist;
 use crate::state::{BucketState, ChunkState, Tier};
 
-/// What a rank wrote last.
+/// What a rank wrote last, or came to have.
 #[derive(Debug, Default)]
 pub struct Guard {
     /// By chunk, those of the rank before those that it mirrors, the sums of its [`blocks`]; `None`, or none at all:

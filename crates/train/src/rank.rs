@@ -229,6 +229,7 @@ impl RankRun<'_> {
             settled: self.from_peers || voted > 0,
             before: None,
             corrupt,
+            guard: std::mem::take(&mut executor.guard),
             rank: executor.place.rank,
             chunks: std::mem::take(&mut executor.chunks),
             mirrors: executor.mirrors.take(),

@@ -13,6 +13,7 @@ mod damaged;
 mod detect;
 mod disk;
 mod doctor;
+mod first_step;
 mod hosts;
 mod hosts_cut;
 mod layouts;

@@ -328,7 +328,7 @@ impl<'a> Executor<'a> {
                 Op::Load => self.load(unit_of(instr)?, load),
                 _ => self.instruction(instr, mode)?,
             }
-            if mode == Mode::Train && self.guarded && at + 1 == program.instrs.len() {
+            if mode == Mode::Train && at + 1 == program.instrs.len() {
                 self.remember();
             }
             let exchange =
@@ -379,8 +379,11 @@ impl<'a> Executor<'a> {
         Ok(outcome)
     }
 
-    /// Remembers the state as the step leaves it: what the update did not tell.
-    fn remember(&mut self) {
+    /// Remembers the state as it is: what an update did not tell, and all of it in a world that has had none yet.
+    pub(crate) fn remember(&mut self) {
+        if !self.guarded {
+            return;
+        }
         let began = Instant::now();
         let mut guard = std::mem::take(&mut self.guard);
         match self.later {

@@ -43,6 +43,7 @@ pub fn load(job: &Job, executor: &mut Executor, start: Start) -> Result<Loaded, 
             persist::load(executor, &from)?;
             let bytes = executor.chunks.values().map(|state| 4 * state.resident() as u64).sum();
             let step = from.meta().step;
+            executor.remember();
             // By the run's own log, since a run that goes back knows more than when it began.
             let known = job.checkpoints.parent().map(|run| RunFolder::new(run).best_until(step));
             let best = known.filter(|known| *known != Best::default()).unwrap_or(job.best);
@@ -53,6 +54,7 @@ pub fn load(job: &Job, executor: &mut Executor, start: Start) -> Result<Loaded, 
                 let folder = HfFolder::open(folder, &job.run.model).map_err(TrainError::from)?;
                 executor.load_folder(&folder)?;
             }
+            executor.remember();
             Ok(fresh)
         }
     }
@@ -73,6 +75,7 @@ fn half_loaded(executor: &mut Executor, peers: Box<Peers>) -> Option<Box<Remains
         prepared: false,
         decided: None,
         corrupt: Vec::new(),
+        guard: std::mem::take(&mut executor.guard),
         best,
         before,
     }))

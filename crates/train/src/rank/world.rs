@@ -7,11 +7,13 @@ use std::sync::atomic::{AtomicBool, AtomicU64};
 use control::wire::Piece;
 use events::wall::Wall;
 use events::{Event, Step};
+use kernels::Ctx;
 use serde::{Deserialize, Serialize};
 
 use crate::best::Best;
 use crate::error::TrainError;
 use crate::exec::Verdict;
+use crate::guard::Guard;
 use crate::recover::Peers;
 use crate::state::ChunkState;
 
@@ -100,6 +102,8 @@ pub struct Remains {
     pub decided: Option<Verdict>,
     /// State that is not what was written.
     pub corrupt: Vec<Piece>,
+    /// What was.
+    pub guard: Guard,
     /// Validations up to the last step, without those that follow it.
     pub best: Best,
     /// What this world started from, as long as it is not settled.
@@ -120,6 +124,14 @@ impl Remains {
         None
     }
 
+    /// Looks again: memory may have changed since the world ended.
+    pub fn look(&mut self, ctx: &Ctx) {
+        let mirrored = self.mirrors.iter().flat_map(|(_, chunks)| chunks.values());
+        let bad = self.guard.check(ctx, self.chunks.values().chain(mirrored), self.chunks.len());
+        let new: Vec<_> = bad.into_iter().filter(|piece| !self.corrupt.contains(piece)).collect();
+        self.corrupt.extend(new);
+    }
+
     /// The vote of the last step was to stop after it.
     pub fn stops(&self) -> bool {
         self.decided.as_ref().is_some_and(|verdict| verdict.step == self.step && verdict.decision.stop)
@@ -135,4 +147,50 @@ pub enum Ended {
     Stopped(u64),
     /// Ended after this step: `train.patience` validations in a row brought no new best.
     Exhausted(u64),
+}
+
+#[cfg(test)]
+mod tests {
+    use kernels::Simd;
+    use spec::Run;
+
+    use super::*;
+    use crate::place::Place;
+
+    const RUN: &str = "[model]\npreset = \"tiny\"\n[data]\nsource = \"synthetic\"\n[train]\nsteps = 1\nbatch = 8\nseq = 32\n[grid]\ndp = 2\n";
+
+    #[test]
+    fn what_changes_after_a_world_has_ended_is_named_once() {
+        let ctx = Ctx::new(Simd::detect(), 1);
+        let run = Run::parse(RUN, "test", &["layout.dp=2".into(), "layout.zero=1".into()], 1).unwrap();
+        let place = Place::new(&run.model, &run.grid, &run.layout, run.train.seq, 0);
+        let ward = Place::new(&run.model, &run.grid, &run.layout, run.train.seq, 1);
+        let (state, mirrored) = (ChunkState::new(&run, &place, 0), ChunkState::mirror(&run, &ward, 0));
+        let mut guard = Guard::default();
+        guard.fill(&ctx, [&state, &mirrored].into_iter());
+        let mut remains = Remains {
+            generation: 1,
+            settled: true,
+            rank: 0,
+            chunks: BTreeMap::from([(0, state)]),
+            mirrors: Some((1, BTreeMap::from([(0, mirrored)]))),
+            step: 1,
+            prepared: false,
+            decided: None,
+            corrupt: Vec::new(),
+            guard,
+            best: Best::default(),
+            before: None,
+        };
+        remains.look(&ctx);
+        assert_eq!(remains.corrupt, []);
+        let mirrored = remains.mirrors.as_mut().unwrap().1.get_mut(&0).unwrap();
+        let bucket = mirrored.buckets.iter().position(|b| !b.moment1.is_empty()).unwrap();
+        mirrored.buckets[bucket].moment1[0] = f32::from_bits(1);
+        remains.look(&ctx);
+        let first = remains.corrupt.clone();
+        assert!(!first.is_empty() && first.iter().all(|piece| piece.mirror), "{first:?}");
+        remains.look(&ctx);
+        assert_eq!(remains.corrupt, first);
+    }
 }

@@ -67,6 +67,7 @@ pub fn fetch(executor: &mut Executor, peers: &mut Peers) -> Result<Fetched, Trai
     let me = executor.place.rank;
     let mine = holders.iter().position(|now| *now == Some(me as u32));
     if let (Some(mine), Some(remains)) = (mine, remains.as_deref_mut()) {
+        remains.look(executor.ctx);
         roll_forward(executor, before, remains, mine, *step, forward.as_ref());
     }
     let held = remains.as_deref().filter(|remains| mine == Some(remains.rank) && remains.step == *step);
@@ -82,6 +83,7 @@ pub fn fetch(executor: &mut Executor, peers: &mut Peers) -> Result<Fetched, Trai
     let bad = |holder: &Option<usize>| holder.map_or(&[][..], |now| &claims[now].corrupt);
     let plan = plan(before, &holders, &holders.iter().map(bad).collect::<Vec<_>>(), executor.run);
     let bytes = carry_out(executor, &plan, held)?;
+    executor.remember();
     let best = claims.iter().find_map(|claim| claim.best).unwrap_or_default();
     *whole = Some(best);
     executor.strike_loading(*step + 1);
@@ -103,8 +105,9 @@ fn roll_forward(
     let Some(verdict) = forward.filter(|verdict| verdict.step == step) else { return };
     if remains.rank == mine && remains.prepared && remains.step + 1 == step {
         let mirrored = remains.mirrors.iter_mut().flat_map(|(_, chunks)| chunks.values_mut());
-        for state in remains.chunks.values_mut().chain(mirrored) {
-            verdict.apply(executor.ctx, before, state, false);
+        for (number, state) in remains.chunks.values_mut().chain(mirrored).enumerate() {
+            let written = verdict.apply(executor.ctx, before, state, before.guard.hash_state);
+            remains.guard.wrote(number, state, written);
         }
         (remains.step, remains.prepared, remains.decided) = (step, false, Some(verdict.clone()));
     }
