@@ -98,9 +98,9 @@ fn reduced(run: &Run) -> Result<Run, TrainError> {
     let mut many = run.clone();
     let step = 2 * tp * run.grid.cp;
     many.train.seq = run.train.seq.min(step * SEQ.div_ceil(step));
-    let Grid { dp, cp, microbatch, .. } = run.grid;
+    let Grid { dp, cp, ep, microbatch, accumulate, .. } = run.grid;
     let grid = Grid::new(&small, run.grid.batch(), many.train.seq, microbatch, Some(dp), tp)?;
-    many.grid = Grid { cp, ..grid };
+    many.grid = Grid { cp, ep, accumulate, ..grid };
     many.from = None;
     many.data.source = Source::Synthetic;
     (many.data.paths, many.data.weights) = (Vec::new(), Vec::new());
@@ -123,7 +123,9 @@ fn one_rank(run: &Run) -> Layout {
         orders: None,
         placement: vec![0],
         recompute: vec![Recompute::None; run.model.layers],
+        group: 1,
         zero: 0,
+        shard: 1,
         cells: std::iter::once(0..run.grid.dp).collect(),
         stages: std::iter::once(0..run.model.layers).collect(),
         ranks_per_host: None,

@@ -49,6 +49,7 @@ fn values_of_the_wrong_kind_say_what_fits() {
     refused(&lab, &["train.lr=nan"], &["train.lr", "nan", "a number"]);
     refused(&lab, &["model.tied=1"], &["model.tied", "true or false"]);
     refused(&lab, &["layout.schedule=3f3b"], &["layout.schedule", "3f3b", "gpipe, 1f1b, interleaved"]);
+    refused(&lab, &["layout.threads=1025"], &["layout.threads = 1025", "1024", "cores"]);
     refused(&lab, &["layout.transport=udp"], &["layout.transport", "udp", "shm, tcp, threads"]);
     refused(&lab, &["layout.pin=yes"], &["layout.pin", "yes", "auto, off"]);
     refused(&lab, &["layout.cells=[2, -2]"], &["layout.cells", "-2", "a list of whole numbers"]);

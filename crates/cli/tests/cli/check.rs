@@ -111,6 +111,14 @@ fn a_layout_is_compared_with_one_rank() {
     let out = check(&["--against", "single"], &["layout.pp=2", "layout.schedule=zb-h1"]).expect(0);
     assert!(out.stdout.contains("against one rank, reduced to 4 layers"), "{out}");
     assert!(out.stdout.contains("equal: ") && out.stdout.contains("bit for bit, after each of 2 steps"), "{out}");
+    for sharded in [
+        &["layout.zero=1"][..],
+        &["layout.zero=2", "grid.accumulate=reduced"],
+        &["layout.zero=3", "grid.accumulate=reduced"],
+    ] {
+        let out = check(&["--against", "single"], &[&["layout.dp=2"], sharded].concat()).expect(0);
+        assert!(out.stdout.contains("equal: "), "{sharded:?}: {out}");
+    }
     let json = check(&["--against", "single", "--json"], &["layout.tp=2"]).expect(0);
     let value: serde_json::Value = serde_json::from_str(json.stdout.lines().last().unwrap()).unwrap();
     assert_eq!((&value["kind"], &value["equal"]), (&"against".into(), &true.into()));

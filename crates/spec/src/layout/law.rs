@@ -8,6 +8,9 @@ use crate::grid::{Accumulate, Grid};
 use crate::model::{Model, divisors};
 use crate::schedule::{Recompute, Schedule};
 
+/// Most threads of a rank: beyond any host's cores, and few enough to start.
+const THREADS_MAX: usize = 1024;
+
 /// The validity law, with its operands.
 #[derive(Clone, Copy)]
 pub(super) struct Law<'a> {
@@ -158,9 +161,15 @@ impl Law<'_> {
             ("cluster.ranks_per_host", r.ranks_per_host),
         ];
         crate::guard::at_most_a_year("layout.exchange_timeout_ms", r.exchange_timeout_ms as u64)?;
-        match keys.into_iter().find(|(_, value)| *value == Some(0)) {
-            Some((key, _)) => Err(self.broken(format!("{key} = 0"), format!("set {key} to at least 1"))),
-            None => Ok(()),
+        if let Some((key, _)) = keys.into_iter().find(|(_, value)| *value == Some(0)) {
+            return Err(self.broken(format!("{key} = 0"), format!("set {key} to at least 1")));
+        }
+        match r.threads {
+            Some(threads) if threads > THREADS_MAX => Err(self.broken(
+                format!("layout.threads = {threads} is more than {THREADS_MAX}"),
+                "set layout.threads to the cores that a rank has, or leave it unset".into(),
+            )),
+            _ => Ok(()),
         }
     }
 
