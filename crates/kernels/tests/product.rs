@@ -122,6 +122,28 @@ fn rows_and_columns_are_free() {
     }
 }
 
+/// A tall right operand that is packed in pieces of its inner index, and the last piece is no whole block.
+#[test]
+fn a_tall_operand_keeps_the_order_of_its_blocks() {
+    let (m, n, k) = (40, 250, 9000);
+    let (a, b, before) = (normal(1, m * k), normal(2, k * n), normal(3, m * n));
+    let across = Layout { transposed: true, padding: 0, column_stride: 1, offset: 0 };
+    let (a, b) = (Mat::new(&a, m, k), Mat::new(&b, k, n));
+    let (turned_a, turned_b) = (across.store(a), across.store(b));
+    let (turned_a, turned_b) = (across.view(&turned_a, m, k), across.view(&turned_b, k, n));
+    for acc in [Acc::Store, Acc::Add] {
+        let mut expected = before.clone();
+        spelled(a, b, &mut expected, acc);
+        for ctx in teams() {
+            for (a, b) in [(a, b), (turned_a, turned_b)] {
+                let mut found = before.clone();
+                product(&ctx, a, b, MatMut::new(&mut found, m, n), acc);
+                same(&format!("{acc:?}, {ctx:?}"), &found, &expected);
+            }
+        }
+    }
+}
+
 /// An operand that stays packed gives the same bits, also after another one was packed in its place, and beside plain ones
 /// whether these are packed together or piece by piece.
 #[test]

@@ -96,18 +96,31 @@ pub fn products(ctx: &Ctx, right: &[Right], list: Vec<(Mat, usize, MatMut)>, acc
                 }
                 Right::Plain(b) => {
                     let mut of: Vec<_> = of.collect();
-                    // Columns at a time: what is packed stays small.
-                    let most = B_FLOATS.checked_div(b.rows).unwrap_or(b.cols);
-                    for columns in even_strips(b.cols, nr, most) {
-                        let panels = pack_all(ctx, &[b.cols_range(columns.clone())], buffer);
-                        let parts =
-                            of.iter_mut().map(|(a, _, c)| (*a, 0, c.reborrow().cols_range(columns.clone()))).collect();
-                        multiply_all(ctx, &panels, parts, acc);
+                    for (inner, columns) in pieces(b, nr) {
+                        let panels = pack_all(ctx, &[b.rows_range(inner.clone()).cols_range(columns.clone())], buffer);
+                        let parts = of.iter_mut().map(|(a, _, c)| {
+                            (a.cols_range(inner.clone()), 0, c.reborrow().cols_range(columns.clone()))
+                        });
+                        let acc = if inner.start == 0 { acc } else { Acc::Add };
+                        multiply_all(ctx, &panels, parts.collect(), acc);
                     }
                 }
             }
         }
     });
+}
+
+/// Cuts an operand of which no more than [`B_FLOATS`] are packed at a time: a tall one into whole inner blocks, in ascending order, so that all of
+/// its columns meet the rows of a at once; a wide one into strips of columns.
+fn pieces(b: &Mat, nr: usize) -> Vec<(Range<usize>, Range<usize>)> {
+    let width = b.cols.next_multiple_of(nr);
+    if b.rows > b.cols && width * KC <= B_FLOATS {
+        let most = B_FLOATS / width / KC * KC;
+        let starts = (0..b.rows).step_by(most);
+        return starts.map(|k0| (k0..b.rows.min(k0 + most), 0..b.cols)).collect();
+    }
+    let most = B_FLOATS.checked_div(b.rows).unwrap_or(b.cols);
+    even_strips(b.cols, nr, most).map(|columns| (0..b.rows, columns)).collect()
 }
 
 /// Packs all of `right` with the threads of `ctx`.
@@ -149,7 +162,10 @@ fn multiply_all(ctx: &Ctx, panels: &[Panels], list: Vec<(Mat, usize, MatMut)>, a
     let threads = (work.fold(0, usize::saturating_add) / GRAIN_FMA).clamp(1, ctx.threads());
     let mut items = Vec::new();
     for (a, i, c) in list {
-        let (mr, most) = (tile(level).0, (A_FLOATS / a.cols).min(A_ROWS));
+        let mr = tile(level).0;
+        // Where one strip holds all columns, rows of a pass once and need not stay: the more of them, the seldomer b comes.
+        let once = panels[i].n <= NC && a.cs <= DIRECT_MAX;
+        let most = if once { A_ROWS } else { (A_FLOATS / a.cols).min(A_ROWS) };
         let tiles = a.rows.div_ceil(mr);
         let blocks = tiles.div_ceil((most / mr).max(1)).next_multiple_of(threads).min(tiles);
         let mut rest = c;
