@@ -3,9 +3,10 @@
 //!
 //! The ranks agree at a due step that all of them are free and which attempt this is: by their ballots, so that nobody waits for
 //! it, or in one small exchange where the step was not known to be due before its vote. From there on nothing is exchanged:
-//! each leaves its part on disk, rank 0's thread looks for them and commits.
+//! each leaves its part on disk, rank 0's thread looks for them and commits ([`writer`]).
 
-use std::cell::Cell;
+mod writer;
+
 use std::hash::{BuildHasher, Hasher, RandomState};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -16,27 +17,18 @@ use std::time::{Duration, Instant};
 
 use checkpoint::interval::{Measured, steps_between};
 use checkpoint::store::{Store, Uploader};
-use checkpoint::{Attempt, Committed, Meta, Retention, Snapshot, Timeline};
+use checkpoint::{Attempt, Retention, Snapshot, Timeline};
 use events::Event;
-use rustix::time::{ClockId, clock_gettime};
 use spec::Run;
-use spec::tensors::Tensor;
 
+use self::writer::{Busy, Commit, Done, NOBODY, PART_LIMIT, Task, WRITER_NICE, kept_for};
 use crate::best::Best;
 use crate::error::TrainError;
 use crate::exec::Executor;
-use crate::lent::{Copied, Loan};
+use crate::lent::Copied;
 use crate::persist::{self, Saved};
 use crate::rank::Pulse;
 
-/// The writer's niceness: where steps use every core it gets about a tenth of one.
-const WRITER_NICE: i32 = 10;
-/// A part that did not come by then does not come.
-const PART_LIMIT: Duration = Duration::from_secs(3600);
-/// How long parts are still waited for once the world has ended.
-const CLOSE_LIMIT: Duration = Duration::from_secs(5);
-/// No rank.
-const NOBODY: usize = usize::MAX;
 /// How often ranks that wait for their writers at the end of a run say so.
 const DRAIN_LOOK: Duration = Duration::from_millis(50);
 /// How often ranks that wait for the store at the end of a run say so.
@@ -104,15 +96,6 @@ impl Word {
     }
 }
 
-/// The step is no longer being written once this is gone.
-struct Busy(Arc<AtomicU64>);
-
-impl Drop for Busy {
-    fn drop(&mut self) {
-        self.0.store(0, Ordering::Release);
-    }
-}
-
 struct Writing {
     step: u64,
     began: Instant,
@@ -126,44 +109,6 @@ struct Writing {
     /// A rank has said that its part will never come; [`NOBODY`]: none has.
     partless: Arc<AtomicUsize>,
     done: Receiver<Done>,
-}
-
-/// What a writer's thread gives back.
-struct Done {
-    snapshot: Snapshot,
-    /// Why neither its part nor its word is on disk.
-    untold: Option<String>,
-    /// Processor time of the thread, seconds.
-    cpu: f64,
-    /// Rank 0's: what came of it.
-    verdict: Option<Result<Saved, String>>,
-}
-
-/// What a writer's thread is given.
-struct Task {
-    attempt: Attempt,
-    rank: usize,
-    tensors: Vec<Tensor>,
-    tp: usize,
-    /// What is copied, and where to.
-    loan: Loan,
-    snapshot: Snapshot,
-    delay: Duration,
-    /// A deliberate fault.
-    disk_full: bool,
-    closing: Arc<AtomicBool>,
-    void: Arc<AtomicBool>,
-    partless: Arc<AtomicUsize>,
-    stuck: Arc<AtomicU64>,
-    /// Rank 0's.
-    commit: Option<Commit>,
-}
-
-struct Commit {
-    meta: Meta,
-    best: Best,
-    run: Run,
-    uploader: Option<Arc<Uploader>>,
 }
 
 impl Saver {
@@ -483,11 +428,6 @@ impl Drop for Saver {
     }
 }
 
-/// Steps that are kept for what they are.
-fn kept_for(best: &Best) -> Vec<u64> {
-    best.best.iter().map(|(step, _)| *step).collect()
-}
-
 /// All that is under way is that rank 0 waits for a part that will never come; alike on all ranks.
 fn is_dead(words: &[[u64; 4]]) -> bool {
     let [busy, _, _, waits] = words[0];
@@ -507,92 +447,6 @@ fn decode(bytes: &[u8]) -> Option<[u64; 4]> {
     let (numbers, rest) = bytes.as_chunks::<8>();
     let numbers: [[u8; 8]; 4] = numbers.try_into().ok()?;
     rest.is_empty().then(|| numbers.map(u64::from_le_bytes))
-}
-
-impl Task {
-    fn run(self) -> Done {
-        let began = Instant::now();
-        let Self {
-            attempt,
-            rank,
-            tensors,
-            tp,
-            loan,
-            mut snapshot,
-            delay,
-            disk_full,
-            closing,
-            void,
-            partless,
-            stuck,
-            commit,
-        } = self;
-        // An update may wait for the copy, so that is as important as a step. After it the steps come first; where that is
-        // refused it only writes sooner.
-        loan.copy_into(&mut snapshot);
-        let _ = rustix::process::nice(WRITER_NICE);
-        if commit.is_some() {
-            attempt.sweep();
-        }
-        while began.elapsed() < delay && !closing.load(Ordering::Relaxed) {
-            std::thread::sleep(Duration::from_millis(5).min(delay));
-        }
-        // What fails here is in the part that the committer reads, or there is none.
-        let untold = if disk_full {
-            let reason = "no space left on device (injected)";
-            (!attempt.fail(rank, reason)).then(|| reason.to_owned())
-        } else {
-            let written = attempt.write(rank, &tensors, tp, &snapshot.pieces());
-            written.err().filter(|failed| !failed.told).map(|failed| failed.cause.to_string())
-        };
-        if rank == 0 || untold.is_some() {
-            stuck.store(attempt.step, Ordering::Release);
-        }
-        let verdict = commit.map(|Commit { meta, best, run, uploader }| {
-            let closed = Cell::new(None);
-            let given_up = || {
-                let since = closing.load(Ordering::Relaxed).then(|| closed.get().unwrap_or_else(Instant::now));
-                closed.set(since);
-                since.is_some_and(|since| since.elapsed() > CLOSE_LIMIT) || partless.load(Ordering::Acquire) != NOBODY
-            };
-            let files = match &untold {
-                Some(cause) => Err(format!("rank {rank} could not write its part: {cause}")),
-                None => attempt.collect(began + PART_LIMIT, &given_up).map_err(|reason| {
-                    match partless.load(Ordering::Acquire) {
-                        NOBODY => reason,
-                        rank => format!("rank {rank} has no part of it, as it says itself"),
-                    }
-                }),
-            };
-            stuck.store(0, Ordering::Release);
-            let committed = files.and_then(|files| {
-                if void.load(Ordering::Relaxed) {
-                    return Err("a device has proved to be broken since its step".into());
-                }
-                let bytes = files.iter().map(|file| file.bytes).sum();
-                let Committed { path, aside } = attempt.commit(&tensors, &meta, files).map_err(|e| e.to_string())?;
-                Ok((path, bytes, aside))
-            });
-            let written_s = Some(began.elapsed().as_secs_f64());
-            match committed {
-                Ok((path, bytes, aside)) => {
-                    if let Some(uploader) = &uploader {
-                        uploader.push(attempt.step, kept_for(&best));
-                    }
-                    let pending = uploader.map_or(Vec::new(), |uploader| uploader.pending());
-                    persist::settle(&attempt.root, attempt.step, &run, &best, &pending);
-                    let aside = aside.map(|aside| aside.display().to_string());
-                    Ok(Saved { path: path.display().to_string(), bytes, written_s, aside })
-                }
-                Err(reason) => {
-                    attempt.abandon();
-                    Err(reason)
-                }
-            }
-        });
-        let cpu = clock_gettime(ClockId::ThreadCPUTime);
-        Done { snapshot, untold, cpu: cpu.tv_sec as f64 + cpu.tv_nsec as f64 * 1e-9, verdict }
-    }
 }
 
 #[cfg(test)]

@@ -5,6 +5,7 @@
 //! the look before the vote leaves it out. A block that is not what was written stays as it is: the next look at all finds it.
 
 use std::collections::BTreeMap;
+use std::ops::Range;
 use std::time::{Duration, Instant};
 
 use kernels::Ctx;
@@ -55,22 +56,33 @@ impl Later {
         first: usize,
     ) -> bool {
         let began = Instant::now();
-        let more = self.one(ctx, run, mirrored, guard, first);
+        let found = self.next(mirrored);
+        if let Some((number, bucket, block, at)) = found.clone() {
+            let state = mirrored.values_mut().nth(number).expect("just found");
+            let known = if self.guarded { guard.of_block(first + number, state, bucket, block) } else { [None; 3] };
+            let of = &state.buckets[bucket];
+            let data = [&of.shard[at.clone()], &of.moment1[at.clone()], &of.moment2[at.clone()]];
+            let differs =
+                |(known, data): (Option<u64>, &[f32])| known.is_some_and(|sum| sum != kernels::checksum(ctx, data));
+            let sums = if known.into_iter().zip(data).any(differs) {
+                self.spoilt = true;
+                // What is there does not have these sums: whoever looks next finds it.
+                vec![known.map(Option::unwrap_or_default)]
+            } else {
+                let Verdict { step, decision, .. } = &self.verdict;
+                optim::apply_to(ctx, &run.train, *step, decision, state, (bucket, at), self.guarded)
+            };
+            self.written[number][bucket].extend(sums);
+        }
         self.spent += began.elapsed();
-        more
+        found.is_some()
     }
 
-    fn one(
-        &mut self,
-        ctx: &Ctx,
-        run: &Run,
-        mirrored: &mut BTreeMap<usize, ChunkState>,
-        guard: &Guard,
-        first: usize,
-    ) -> bool {
+    /// The next block: its chunk, bucket, number, and elements. Gradients of a bucket that is done are given back.
+    fn next(&mut self, mirrored: &mut BTreeMap<usize, ChunkState>) -> Option<(usize, usize, usize, Range<usize>)> {
         loop {
             let (number, bucket, block) = self.next;
-            let Some(state) = mirrored.values_mut().nth(number) else { return false };
+            let state = mirrored.values_mut().nth(number)?;
             if self.written.len() == number {
                 self.written.push(vec![Vec::new(); state.buckets.len()]);
             }
@@ -80,28 +92,13 @@ impl Later {
             };
             let owned = if of.plan.parameters { of.owned.len() } else { 0 };
             let at = block * STATE_CHUNK..((block + 1) * STATE_CHUNK).min(owned);
-            if at.start >= owned {
-                let total = std::mem::take(&mut state.buckets[bucket].total);
-                state.grads.pool.give(total);
-                self.next = (number, bucket + 1, 0);
-                continue;
+            if at.start < owned {
+                self.next.2 += 1;
+                return Some((number, bucket, block, at));
             }
-            self.next.2 += 1;
-            let known = if self.guarded { guard.of_block(first + number, state, bucket, block) } else { [None; 3] };
-            let of = &state.buckets[bucket];
-            let data = [&of.shard[at.clone()], &of.moment1[at.clone()], &of.moment2[at.clone()]];
-            let differs =
-                |(known, data): (Option<u64>, &[f32])| known.is_some_and(|sum| sum != kernels::checksum(ctx, data));
-            if known.into_iter().zip(data).any(differs) {
-                self.spoilt = true;
-                // What is there does not have these sums: whoever looks next finds it.
-                self.written[number][bucket].push(known.map(Option::unwrap_or_default));
-                return true;
-            }
-            let Verdict { step, decision, .. } = &self.verdict;
-            let sums = optim::apply_to(ctx, &run.train, *step, decision, state, (bucket, at), self.guarded);
-            self.written[number][bucket].extend(sums);
-            return true;
+            let total = std::mem::take(&mut state.buckets[bucket].total);
+            state.grads.pool.give(total);
+            self.next = (number, bucket + 1, 0);
         }
     }
 

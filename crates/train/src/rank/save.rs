@@ -151,8 +151,8 @@ impl RankRun<'_> {
         let reason = self.failed_checkpoint.as_deref().unwrap_or("unknown");
         Err(TrainError::LastCheckpoint(format!(
             "the last checkpoint, of step {step}, could not be written under {root} in {tries} tries and {:.0} s: {reason}; all steps are \
-             done, the state of the last ones is not saved; free some space, then run it again with --resume (checkpoint.last_wait_s = \
-             {} tries longer)",
+             done, the state of the last ones is not saved; free some space, then run it again with --resume (a \
+             checkpoint.last_wait_s above {} tries longer)",
             waited.as_secs_f64(),
             run.checkpoint.last_wait_s
         )))
