@@ -3,7 +3,7 @@
 //!
 //! The ranks agree at a due step that all of them are free and which attempt this is: by their ballots, so that nobody waits for
 //! it, or in one small exchange where the step was not known to be due before its vote. From there on nothing is exchanged:
-//! each leaves its part on disk, rank 0's thread looks for them and commits ([`writer`]).
+//! each leaves its part on disk, rank 0's thread looks for them and commits (`writer`).
 
 mod writer;
 
