@@ -72,8 +72,17 @@ fn round(
     let files = write_pieces(root, 1, tensors, 1, pieces)?;
     lap("write, sync");
     let definition = "throughput".into();
-    let meta =
-        Meta { step: 1, cursor: 0, definition, numerics_version: 1, tp: 1, digest, taken_unix_ms: None, checked: None };
+    let meta = Meta {
+        step: 1,
+        cursor: 0,
+        definition,
+        numerics_version: 1,
+        tp: 1,
+        digest,
+        taken_unix_ms: None,
+        checked: None,
+        unseen: None,
+    };
     let folder = commit(root, tensors, &meta, files)?;
     lap("commit");
     let checkpoint = Checkpoint::open(&folder)?;

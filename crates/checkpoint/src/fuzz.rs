@@ -34,8 +34,17 @@ fn file(name: &str, slice: usize) -> FileEntry {
 fn manifest() -> Manifest {
     let definition = format!("checksum = {}", "0".repeat(64));
     let (digest, taken_unix_ms) = (Some("0".repeat(64)), Some(1));
-    let meta =
-        Meta { step: 3, cursor: 9, definition, numerics_version: 1, tp: 2, digest, taken_unix_ms, checked: Some(2) };
+    let meta = Meta {
+        step: 3,
+        cursor: 9,
+        definition,
+        numerics_version: 1,
+        tp: 2,
+        digest,
+        taken_unix_ms,
+        checked: Some(2),
+        unseen: Some(1),
+    };
     let tensor = TensorEntry { name: "w".into(), rows: 2, cols: LEN, cut: Cut::Rows, slices: 2 };
     Manifest::new(meta, vec![tensor], vec![file("a", 0), file("b", 1)])
 }

@@ -43,6 +43,10 @@ pub struct Meta {
     /// was written. Below `step`: nobody had checked the steps between then.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub checked: Option<u64>,
+    /// The first of the steps that nobody can check any more, as who made them was gone before anybody had: `checked` says nothing
+    /// of them.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub unseen: Option<u64>,
 }
 
 /// One file of a checkpoint.

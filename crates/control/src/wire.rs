@@ -106,6 +106,9 @@ pub struct Assignment {
     /// Where steps are checked: the last one that was; what checkpoints say of themselves counts from it on.
     #[serde(default)]
     pub checked: Option<u64>,
+    /// The first step that nobody can check any more: checks of later ones say nothing of it.
+    #[serde(default)]
+    pub unseen: Option<u64>,
 }
 
 /// How a rank process joins the fabric.

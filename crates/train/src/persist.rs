@@ -97,6 +97,7 @@ pub(crate) fn meta(executor: &Executor, step: u64, digest: Option<String>) -> Me
         digest,
         taken_unix_ms: None,
         checked: executor.checked,
+        unseen: executor.unseen.filter(|first| *first <= step),
     }
 }
 

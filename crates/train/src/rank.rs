@@ -78,6 +78,8 @@ pub struct Job {
     pub recheck: bool,
     /// Where steps are checked: the last one before this world that was.
     pub checked: Option<u64>,
+    /// The first step that nobody can check any more, if there is one.
+    pub unseen: Option<u64>,
 }
 
 /// Runs the rank behind `endpoint`; rank 0 speaks for the run, all ranks report their own end.
@@ -99,6 +101,7 @@ pub fn run(job: &Job, endpoint: Endpoint, start: Start, sink: &dyn Fn(Said)) -> 
     executor.pulse = job.pulse.clone();
     executor.guarded = job.run.guard.hash_state;
     executor.checked = job.checked;
+    executor.unseen = job.unseen;
     executor.faults = Faults::new(job.faults.clone(), sink);
     executor.faults.skips = job.run.train.skip.clone();
     let loaded = begin::load(job, &mut executor, start)?;

@@ -158,6 +158,7 @@ impl State {
             digest: None,
             taken_unix_ms: None,
             checked: None,
+            unseen: None,
         }
     }
 

@@ -152,7 +152,7 @@ pub fn average(say: Say, paths: &[PathBuf], out: &Path) -> Result<u8, TrainError
     let newest = all[last].meta();
     // It is no state that the run passed through: its definition says so, and the run does not go on from it unawares.
     let definition = format!("{}\n[average]\nsteps = [{of}]\n", newest.definition);
-    let meta = Meta { definition, digest: None, checked: None, ..newest.clone() };
+    let meta = Meta { definition, digest: None, checked: None, unseen: None, ..newest.clone() };
     let mut source = |tensor: usize, kind| -> Result<Vec<f32>, TrainError> {
         match kind {
             Kind::Param => Ok(mean(&all, &tensors[tensor].name)?),
@@ -188,6 +188,7 @@ pub fn import(say: Say, from: &Path, run: &Run, out: &Path) -> Result<u8, TrainE
         digest: None,
         taken_unix_ms: None,
         checked: None,
+        unseen: None,
     };
     let tensors = tensors(&run.model);
     let mut source = |tensor: usize, kind| -> Result<Vec<f32>, TrainError> {

@@ -209,6 +209,7 @@ pub fn form(ranks: &mut [&mut Process], generation: u64, sets: &[&str], origin: 
             faults: faults.iter().filter(|f| f.rank == rank).copied().collect(),
             recheck: false,
             checked: None,
+            unseen: None,
         })));
     }
     if tcp {

@@ -88,3 +88,52 @@ fn a_check_that_came_after_a_checkpoint_counts_for_it() {
     assert!(torn.stdout.contains("steps 5 to 6 were not checked before the run ended"), "{torn}");
     assert_eq!((out.digest(), torn.digest()), (undisturbed(), undisturbed()));
 }
+
+/// Two ranks, every fifth step checked, a checkpoint after each step; dead once step `last` is on disk.
+const PAIR: [&str; 9] = [
+    "train.steps=24",
+    "layout.dp=2",
+    "guard.recompute_every=5",
+    "checkpoint.every=1",
+    "checkpoint.background=false",
+    "checkpoint.keep=20",
+    "guard.stopped_timeout_ms=600000",
+    "guard.heartbeat_timeout_ms=600000",
+    "guard.progress_floor_ms=600000",
+];
+
+fn pair_died(lab: &Lab, args: &[&str], last: u64, inject: &str) -> String {
+    let inject = format!("{inject}stop:0@{}", last + 1);
+    let mut run = lab.start_train("out", &[args, &["--inject", &inject]].concat(), &PAIR);
+    let pids = run.ranks(2);
+    run.wait_for(|line| line.contains("rank 0 suffers stop"));
+    run.signal(Signal::KILL);
+    let out = run.end();
+    // Among them those of ranks that came later.
+    gone_within(Duration::from_secs(60), &pids);
+    out.stdout
+}
+
+/// Rank 1 erred in steps that nobody had checked when it died; that its successor agrees in step 15 says nothing of them.
+#[test]
+fn later_checks_do_not_vouch_for_steps_whose_maker_is_gone() {
+    let lab = Lab::new();
+    let said = pair_died(&lab, &[], 17, "flip:1@12:device,kill:1@14,");
+    assert!(said.contains("steps 11 to 13 of rank 1 were not checked before it ended"), "{said}");
+    let out = lab.train("out", &["--resume=checked"], &PAIR).expect(0);
+    assert!(out.stdout.contains("nobody could check step 11 any more"), "{out}");
+    assert!(out.stdout.contains("going on after step 10 "), "{out}");
+    assert_eq!(out.digest(), undisturbed(), "{out}");
+}
+
+/// Who went on from such steps and dies again has not made them good.
+#[test]
+fn a_resume_from_unchecked_steps_does_not_vouch_for_them() {
+    let lab = Lab::new();
+    pair_died(&lab, &[], 12, "flip:1@12:device,");
+    let said = pair_died(&lab, &["--resume"], 14, "");
+    assert!(said.contains("steps 11 to 12 were not checked before the run ended"), "{said}");
+    let out = lab.train("out", &["--resume=checked"], &PAIR).expect(0);
+    assert!(out.stdout.contains("going on after step 10 "), "{out}");
+    assert_eq!(out.digest(), undisturbed(), "{out}");
+}

@@ -164,6 +164,7 @@ impl Controller<'_> {
                 faults: faults.copied().collect(),
                 recheck: world.recheck,
                 checked: self.policy.checked(),
+                unseen: self.policy.unseen(),
             }));
             Some((*process, word))
         };

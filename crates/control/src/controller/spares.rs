@@ -184,11 +184,15 @@ impl Controller<'_> {
         self.checks.over(step);
     }
 
-    /// The checkpoints that nobody may remove: the one from which a check is made, and the one to go back to.
+    /// The checkpoints that nobody may remove: the one from which a check is made, the one to go back to, and the newest of which all
+    /// was checked.
     fn hold(&mut self) {
         let work = self.checks.under_way.as_ref().map(|work| work.step - 1);
-        let steps: Vec<u64> = self.policy.sound().into_iter().chain(work).collect();
-        let held = (steps, self.policy.vouched());
+        let vouched = self.policy.vouched();
+        let mut steps: Vec<u64> = self.policy.sound().into_iter().chain(work).chain(vouched).collect();
+        steps.sort_unstable();
+        steps.dedup();
+        let held = (steps, vouched);
         if held != self.checks.held {
             self.trade.hold(&held.0, held.1);
             self.checks.held = held;

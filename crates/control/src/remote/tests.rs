@@ -147,6 +147,7 @@ fn the_token_of_a_world_does_not_travel() {
         faults,
         recheck: false,
         checked: None,
+        unseen: None,
     };
     remote.say(Process(1), &ToRank::Assign(Box::new(place)));
     let told = |news: &News| matches!(news, News::Process(_, Heard::Line(line)) if line.contains("Assign"));

@@ -328,7 +328,7 @@ impl Policy {
             }
         }
         self.saves.goes_on(self.reached);
-        let unseen = self.unseen(&ended);
+        let unseen = self.note_unseen(&ended);
         self.phase = Phase::Running;
         (self.counted, self.suspicion) = (false, None);
         self.by_themselves.clear();
@@ -356,9 +356,10 @@ impl Policy {
     }
 
     /// That what the ranks `ended` made since the last check nobody can check any more, and the run goes on with it.
-    fn unseen(&self, ended: &[u32]) -> String {
+    fn note_unseen(&mut self, ended: &[u32]) -> String {
         match self.saves.back(self.reached + 1, self.reached) {
             Some(back) if !ended.is_empty() => {
+                self.saves.never_checked(back.first);
                 let whose = match ended {
                     [rank] => format!("rank {rank}"),
                     ranks => format!("ranks {ranks:?}"),

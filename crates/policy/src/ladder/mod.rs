@@ -45,6 +45,9 @@ pub struct Unchecked {
     pub checked: u64,
     /// The newest checkpoint up to it, if there is one: its step and folder.
     pub sound: Option<(u64, PathBuf)>,
+    /// The first step that nobody could check any more when it was made, if there was one: later checks say nothing of it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub unseen: Option<u64>,
 }
 
 #[derive(Debug, Clone, PartialEq)]
@@ -166,7 +169,9 @@ impl Policy {
     /// Nothing has happened yet. The processes are asked for when hosts join.
     pub fn new(start: Start, laws: Box<dyn Laws>) -> Self {
         // The next step tells whether a device is broken that was already when these were made.
-        let recheck = start.unchecked.is_some() && others_can_check(&start.run);
+        let from = start.from.as_ref().map_or(0, |(step, _)| *step);
+        let doubt = start.unchecked.as_ref().is_some_and(|unchecked| unchecked.checked < from);
+        let recheck = doubt && others_can_check(&start.run);
         Self {
             guard: start.run.guard.clone(),
             wanted: start.run,
@@ -265,17 +270,22 @@ impl Policy {
         self.saves.sound()
     }
 
-    /// The last step up to which all were checked, where anybody checks any.
+    /// The last step that was checked, where anybody checks any; [`Policy::unseen`] says which ones before it were not.
     pub fn checked(&self) -> Option<u64> {
         let run = self.run();
         let checks = checks_every(run) > 0 || self.recheck || run.spares_check() == Ok(true);
         checks.then(|| self.saves.checked())
     }
 
+    /// The first step that nobody can check any more, if there is one in what the run goes on with.
+    pub fn unseen(&self) -> Option<u64> {
+        self.saves.unseen()
+    }
+
     /// The step of the newest checkpoint of which all is known to be good that was computed before it. While the run is about to go
     /// back only what it goes back to counts.
     pub fn vouched(&self) -> Option<u64> {
-        let mut until = self.checked()?;
+        let mut until = self.checked()?.min(self.saves.all_checked());
         if let Some(back) = &self.suspect {
             until = until.min(back.first - 1);
         }

@@ -10,10 +10,12 @@ pub(super) type Saved = (u64, PathBuf);
 /// What there is to go back to.
 #[derive(Debug, Default)]
 pub(super) struct Saves {
-    /// Ascending: the newest one up to `checked`, and all after it.
+    /// Ascending: the newest one up to which all was checked, and all after it.
     all: Vec<Saved>,
     /// The last step at which gradients were computed by two ranks and were alike; or from which nothing before is asked.
     checked: u64,
+    /// The first step that nobody can check any more, as who made it is gone; checks of later ones say nothing of it.
+    unseen: Option<u64>,
 }
 
 /// Steps that a broken device may have spoilt, and what is left of before.
@@ -38,17 +40,35 @@ impl Back {
 impl Saves {
     /// Of a run that begins with `from`, which is taken to be good.
     pub fn of(from: Option<Saved>) -> Self {
-        Self { checked: from.as_ref().map_or(0, |(step, _)| *step), all: from.into_iter().collect() }
+        Self { checked: from.as_ref().map_or(0, |(step, _)| *step), all: from.into_iter().collect(), unseen: None }
     }
 
     /// Of one that begins with `from`, where steps before it are in doubt.
     pub fn doubtful(from: Option<Saved>, unchecked: Unchecked) -> Self {
-        Self { checked: unchecked.checked, all: unchecked.sound.into_iter().chain(from).collect() }
+        let Unchecked { checked, sound, unseen } = unchecked;
+        let doubtful = from.as_ref().is_some_and(|(step, _)| checked < *step).then_some(checked + 1);
+        let unseen = unseen.into_iter().chain(doubtful).min();
+        Self { checked, all: sound.into_iter().chain(from).collect(), unseen }
     }
 
     /// The last step that was checked.
     pub fn checked(&self) -> u64 {
         self.checked
+    }
+
+    /// The first step that nobody can check any more.
+    pub fn unseen(&self) -> Option<u64> {
+        self.unseen
+    }
+
+    /// Nobody can check steps from `first` on any more, and the run goes on with them.
+    pub fn never_checked(&mut self, first: u64) {
+        self.unseen = Some(self.unseen.map_or(first, |known| known.min(first)));
+    }
+
+    /// The last step up to which all were checked.
+    pub fn all_checked(&self) -> u64 {
+        self.unseen.map_or(self.checked, |first| self.checked.min(first - 1))
     }
 
     /// The step of the newest checkpoint up to `step`.
@@ -76,7 +96,7 @@ impl Saves {
 
     /// The step of the newest one up to the last check.
     pub fn sound(&self) -> Option<u64> {
-        self.all.first().map(|(step, _)| *step).filter(|step| *step <= self.checked)
+        self.newest_until(self.checked)
     }
 
     /// A checkpoint was written.
@@ -119,10 +139,12 @@ impl Saves {
     /// The run goes on from the state of `step`: what was checked after it is computed again, and not checked again by that.
     pub fn goes_on(&mut self, step: u64) {
         self.checked = self.checked.min(step);
+        self.unseen = self.unseen.filter(|first| *first <= step);
     }
 
     fn tidy(&mut self) {
-        let sound = self.all.iter().rposition(|(step, _)| *step <= self.checked).unwrap_or(0);
+        let checked = self.all_checked();
+        let sound = self.all.iter().rposition(|(step, _)| *step <= checked).unwrap_or(0);
         self.all.drain(..sound);
     }
 }
@@ -198,6 +220,37 @@ mod tests {
         written(&mut saves, [6, 9]);
         saves.begin_checks(9);
         assert_eq!(to(&saves, 12, 11), Some((10, Some(9))));
+    }
+
+    #[test]
+    fn checks_of_later_steps_say_nothing_of_one_whose_maker_is_gone() {
+        let mut saves = Saves::of(None);
+        let steps = |saves: &mut Saves, steps: std::ops::RangeInclusive<u64>| {
+            for step in steps {
+                saves.committed(step, 5);
+                written(saves, [step]);
+            }
+        };
+        steps(&mut saves, 1..=13);
+        saves.never_checked(11);
+        saves.goes_on(13);
+        steps(&mut saves, 14..=17);
+        assert_eq!((saves.checked(), saves.all_checked(), saves.unseen()), (15, 10, Some(11)));
+        // What is found now is of the ranks that agreed in step 15; the one to trust alone stays.
+        assert_eq!((to(&saves, 18, 17), saves.sound()), (Some((16, Some(15))), Some(15)));
+        assert_eq!(saves.newest_until(saves.all_checked()), Some(10));
+        saves.goes_on(10);
+        steps(&mut saves, 11..=15);
+        assert_eq!((saves.all_checked(), saves.unseen()), (15, None));
+        // Who goes on from steps in doubt never learns of them; nor does who goes on from where they were known before.
+        let doubtful = |checked, unseen| {
+            let unchecked = Unchecked { checked, sound: Some((10, "c/10".into())), unseen };
+            Saves::doubtful(Some((12, "c/12".into())), unchecked)
+        };
+        let mut saves = doubtful(10, None);
+        saves.begin_checks(13);
+        assert_eq!((saves.checked(), saves.all_checked(), saves.sound()), (13, 10, Some(12)));
+        assert_eq!((doubtful(12, Some(11)).all_checked(), doubtful(11, Some(4)).unseen()), (10, Some(4)));
     }
 
     #[test]

@@ -389,7 +389,7 @@ fn where_nobody_can_tell_who_is_broken_they_have_their_turns() {
 #[test]
 fn who_goes_on_from_unchecked_steps_checks_the_first_one_and_has_where_to_go_back() {
     let resumed = || {
-        let unchecked = Some(Unchecked { checked: 4, sound: Some((4, "c/4".into())) });
+        let unchecked = Some(Unchecked { checked: 4, sound: Some((4, "c/4".into())), unseen: None });
         let start = Start {
             run: run(&["layout.dp=4", "guard.recompute_every=4"]),
             cores: 2,
@@ -415,10 +415,11 @@ fn who_goes_on_from_unchecked_steps_checks_the_first_one_and_has_where_to_go_bac
     let world = formed(&out);
     assert!(out.contains(&Action::Distrust { after: 4 }), "{out:?}");
     assert_eq!((&world.origin, desk.policy.vouched()), (&Origin::Disk("c/4".into()), Some(4)));
-    // It agrees: what it began with is good.
+    // It agrees: what it began with is not gone back over, although nobody will ever have checked it.
     let mut desk = resumed();
     desk.on(Input::Step { step: 7 });
-    assert_eq!((desk.policy.checked(), desk.policy.sound(), desk.policy.vouched()), (Some(7), Some(6), Some(6)));
+    assert_eq!((desk.policy.checked(), desk.policy.sound(), desk.policy.vouched()), (Some(7), Some(6), Some(4)));
+    assert_eq!(desk.policy.unseen(), Some(5));
     let (out, world) = found_broken(&mut desk, || Cause::Broken { step: 8, ranks: vec![2] });
     assert!(!out.iter().any(|action| matches!(action, Action::Distrust { after } if *after < 7)), "{out:?}");
     assert!(!world.recheck);

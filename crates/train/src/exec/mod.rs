@@ -101,6 +101,8 @@ pub struct Executor<'a> {
     pub recheck: Recheck,
     /// Up to this step all were checked, by the ranks or by spares; none: nobody does.
     pub checked: Option<u64>,
+    /// The first step that nobody can check any more, if there is one.
+    pub unseen: Option<u64>,
     /// By leaf, what the last pass made of it, where spares check it.
     pub watch: Option<BTreeMap<u64, u64>>,
     /// What has left and is not taken yet, by chunk.
@@ -195,6 +197,7 @@ impl<'a> Executor<'a> {
             recorder: None,
             recheck: Recheck::default(),
             checked: None,
+            unseen: None,
             watch: None,
             posted: HashMap::new(),
             stale: HashMap::new(),

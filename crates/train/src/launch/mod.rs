@@ -289,6 +289,7 @@ pub fn train_mutant(
             faults: Vec::new(),
             recheck: false,
             checked: None,
+            unseen: None,
         };
         let from = resume.map(|(_, path)| path);
         let started = threads::start(run, &job, &part, from, data, request.stop.clone());

@@ -42,6 +42,11 @@ fn checked_until(meta: &Meta, noted: Option<u64>) -> Option<u64> {
     })
 }
 
+/// Up to which step all of it is known to be checked: steps that nobody could check any more count for ever.
+fn all_checked_until(meta: &Meta, noted: Option<u64>) -> Option<u64> {
+    checked_until(meta, noted).map(|until| meta.unseen.map_or(until, |first| until.min(first.saturating_sub(1))))
+}
+
 impl RunFolder {
     /// The checkpoint that the run goes on from, if any: the newest good one, in its folder or in the store; with
     /// [`Resuming::Checked`] the newest of those of which all steps were checked.
@@ -101,9 +106,16 @@ impl RunFolder {
                     }
                     self.same_run(run, definition, &one)?;
                     let until = checked_until(one.meta(), noted);
-                    if only_checked && until.is_none_or(|until| until < step) {
-                        let why = match until {
-                            Some(until) => format!("checks agreed up to step {until}"),
+                    let all = all_checked_until(one.meta(), noted);
+                    if only_checked && all.is_none_or(|all| all < step) {
+                        let why = match all {
+                            Some(all) if until > Some(all) => {
+                                format!(
+                                    "checks agreed up to step {all}, and nobody could check step {} any more",
+                                    all + 1
+                                )
+                            }
+                            Some(all) => format!("checks agreed up to step {all}"),
                             None => "it does not say that any step was checked".into(),
                         };
                         resume
@@ -120,8 +132,10 @@ impl RunFolder {
                             let place = if far { " in the store" } else { "" };
                             let text = format!("going on after step {step} of {}{place}", path.display());
                             resume.notes.push(text);
-                            if let Some(checked) = until.filter(|until| *until < step && step < run.train.steps) {
-                                self.doubt(run, &mut resume, (step, checked), &older, noted);
+                            let unseen = one.meta().unseen;
+                            let doubt = until.filter(|until| *until < step || unseen.is_some());
+                            if let Some(checked) = doubt.filter(|_| step < run.train.steps) {
+                                self.doubt(run, &mut resume, (step, checked, unseen), &older, noted);
                             }
                             resume.checkpoint = Some(one);
                             return Ok(resume);
@@ -146,19 +160,29 @@ impl RunFolder {
         )))
     }
 
-    /// Nobody has checked the steps after `checked` up to `step`, from which the run goes on.
+    /// Nobody has checked the steps after `checked` up to `step`, from which the run goes on, nor some from `unseen` on.
     fn doubt(
         &self,
         run: &Run,
         resume: &mut Resume,
-        (step, checked): (u64, u64),
+        (step, checked, unseen): (u64, u64, Option<u64>),
         near: &[(u64, PathBuf)],
         noted: Option<u64>,
     ) {
-        let good = |(step, path): &&(u64, PathBuf)| {
-            Checkpoint::open(path).is_ok_and(|one| checked_until(one.meta(), noted).is_some_and(|until| until >= *step))
+        let newest = |until: fn(&Meta, Option<u64>) -> Option<u64>| {
+            let good = |(step, path): &&(u64, PathBuf)| {
+                Checkpoint::open(path).is_ok_and(|one| until(one.meta(), noted).is_some_and(|until| until >= *step))
+            };
+            near.iter().filter(|(older, _)| *older < step).find(good).cloned()
         };
-        let sound = near.iter().filter(|(older, _)| *older < step).find(good).cloned();
+        let trusted = newest(all_checked_until);
+        if checked >= step {
+            // All that is in doubt was before, and stays so.
+            resume.unchecked = Some(Unchecked { checked, sound: trusted, unseen });
+            return;
+        }
+        // What the run goes back to if its first step shows a broken device.
+        let sound = newest(checked_until);
         let steps = if checked + 1 == step {
             format!("step {step} was")
         } else {
@@ -169,12 +193,12 @@ impl RunFolder {
         } else {
             "nobody can check the first step (layout.dp)".into()
         };
-        let or = match &sound {
+        let or = match &trusted {
             Some((sound, _)) => format!("--resume=checked goes on after step {sound} instead"),
             None => "there is no checkpoint from before them".into(),
         };
         resume.notes.push(format!("{steps} not checked before the run ended: {then}; {or}"));
-        resume.unchecked = Some(Unchecked { checked, sound });
+        resume.unchecked = Some(Unchecked { checked, sound, unseen });
     }
 
     /// Whether something is in the folder that a new run must not touch. A place prepared for checkpoints is not.

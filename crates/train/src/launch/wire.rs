@@ -52,6 +52,8 @@ pub struct Part {
     pub recheck: bool,
     /// Where steps are checked: the last one that was.
     pub checked: Option<u64>,
+    /// The first step that nobody can check any more, if there is one.
+    pub unseen: Option<u64>,
 }
 
 impl JobSpec {
@@ -82,6 +84,7 @@ impl JobSpec {
             mutant: self.mutant,
             recheck: part.recheck,
             checked: part.checked,
+            unseen: part.unseen,
         })
     }
 

@@ -154,11 +154,11 @@ impl Worker<'_> {
     }
 
     fn steps(&mut self, assignment: Assignment, ear: &mut Ear) -> Result<Ended, Ending> {
-        let Assignment { generation, rank, world, run_toml, fabric, cores, origin, faults, recheck, checked } =
+        let Assignment { generation, rank, world, run_toml, fabric, cores, origin, faults, recheck, checked, unseen } =
             assignment;
         let run = self.spec.run(&run_toml)?;
         let data = self.data(&run)?;
-        let part = Part { run_toml, cores, faults, recheck, checked };
+        let part = Part { run_toml, cores, faults, recheck, checked, unseen };
         let job = self.spec.job(part, data, ear.stop().clone(), ear.pulse().clone())?;
         let endpoint = join::join(&job.run, (generation, rank, world), &fabric, ear, self.voice)?;
         ear.enter(generation, endpoint.aborter(), endpoint.flight());

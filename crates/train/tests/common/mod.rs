@@ -72,6 +72,7 @@ pub fn train_in(folder: &Path, sets: &[&str], resume: Option<&Path>, best: Best)
                 mutant: None,
                 recheck: false,
                 checked: None,
+                unseen: None,
             };
             let events = &events;
             let start = resume.map_or(Start::Fresh, |path| Start::Disk(path.to_owned()));
