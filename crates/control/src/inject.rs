@@ -62,6 +62,10 @@ impl Injection {
                 out.faults.push(fault(part).ok_or_else(|| unclear(part))?);
             }
         }
+        // Nothing at all is what a script passes that wants none.
+        if out.is_empty() && !text.is_empty() {
+            return Err(unclear(&format!("{text:?}")));
+        }
         Ok(out)
     }
 
@@ -319,6 +323,7 @@ mod tests {
             "clock:3600@4",
             "clock:+0@4",
             "clock:+x@4",
+            ",",
         ];
         for text in wrong {
             let error = Injection::parse(text).unwrap_err();

@@ -27,6 +27,8 @@ pub struct Repairs {
     connected: BTreeSet<Process>,
     loaded: BTreeSet<Process>,
     struck: Vec<Struck>,
+    /// Of the world that is, by rank.
+    members: Vec<Process>,
     /// Troubles (rank, last committed step) of the world that ends that no fault explains yet: who suffers from a fault may say so
     /// sooner than who was asked to commit it.
     early: Vec<(Option<u32>, u64)>,
@@ -54,7 +56,12 @@ impl Repairs {
     pub fn trouble(&mut self, trouble: &Trouble, at: f64, last_sign: Option<f64>) -> Option<f64> {
         let new = |s: &&mut Struck| !s.detected && s.fault.kind.shows();
         let named = |s: &&mut Struck| trouble.rank.is_none_or(|rank| s.fault.concerns(rank));
-        let mut struck = self.struck.iter_mut().rev().filter(new).find(named);
+        // A rank may suffer more than one in a step: what the trouble looks like comes first.
+        let like = |s: &&mut Struck| s.fault.kind.looks_like(&trouble.kind);
+        let mut struck = self.struck.iter_mut().rev().filter(new).filter(like).find(named);
+        if struck.is_none() {
+            struck = self.struck.iter_mut().rev().filter(new).find(named);
+        }
         if struck.is_none() {
             struck = self.struck.iter_mut().rev().find(|s| !s.detected && s.fault.kind.shows());
         }
@@ -67,9 +74,7 @@ impl Repairs {
         }
         // The hash of all state is looked at together: who else has a piece that failed is found by the same.
         let of_state = |s: &&mut Struck| {
-            trouble.kind == "corrupt"
-                && matches!(s.fault.kind, FaultKind::FlipMoment | FaultKind::FlipWeight)
-                && s.fault.step <= trouble.step + 1
+            trouble.kind == "corrupt" && s.fault.kind.flips_state() && s.fault.step <= trouble.step + 1
         };
         for struck in self.struck.iter_mut().filter(of_state) {
             struck.detected = true;
@@ -104,8 +109,24 @@ impl Repairs {
         self.open.iter_mut().filter(|a| a.placed.is_none()).for_each(|a| a.aborted = Some(at));
     }
 
+    /// State of a rank failed its hash when its world ended, whatever it ended for: nobody takes it.
+    pub fn failed_hash(&mut self, rank: u32) {
+        let state = |s: &&mut Struck| s.fault.rank == rank && s.fault.kind.flips_state();
+        self.struck.iter_mut().filter(state).for_each(|s| s.detected = true);
+    }
+
+    /// The first world has its places, or that of a controller before.
+    pub fn seated(&mut self, members: &[Process]) {
+        self.members = members.to_vec();
+    }
+
     /// A new world has its places, by `remedy`.
-    pub fn placed(&mut self, remedy: &str, resumed_at: u64, at: f64) {
+    pub fn placed(&mut self, remedy: &str, resumed_at: u64, members: &[Process], at: f64) {
+        // What a process that has no place any more held went with it, unless a step was committed with it.
+        let before = std::mem::replace(&mut self.members, members.to_vec());
+        let gone = |rank: u32| before.get(rank as usize).is_some_and(|process| !members.contains(process));
+        let lost = |s: &&mut Struck| s.fault.kind.flips_state() && s.fault.step >= resumed_at && gone(s.fault.rank);
+        self.struck.iter_mut().filter(lost).for_each(|s| s.detected = true);
         self.connected.clear();
         self.loaded.clear();
         self.early.clear();
@@ -146,7 +167,21 @@ impl Repairs {
         self.loaded.insert(process);
         if self.loaded.len() == members {
             self.open.iter_mut().for_each(|a| a.loaded = Some(at));
+            // The step that it struck is committed, and all have its state: no other step need come, and after the last one none does.
+            let Some(resumed_at) = self.open.iter().map(|a| a.resumed_at).max() else { return };
+            let over = |s: &&mut Struck| s.detected && s.fault.kind.shows() && s.fault.step < resumed_at;
+            self.struck.iter_mut().filter(over).for_each(|s| s.repaired = true);
         }
+    }
+
+    /// The run is over, and well: recoveries to a world that had no step left to do are complete.
+    pub fn finished(&mut self) -> Vec<Event> {
+        let open = std::mem::take(&mut self.open).into_iter().filter(|a| a.steps_redone == 0);
+        let done = open.filter_map(|a| {
+            let loaded = a.loaded?;
+            Some(Event::Recovery(Box::new(Anatomy { first_step: Some(loaded), caught_up: Some(loaded), ..a })))
+        });
+        done.collect()
     }
 
     /// A step was committed; the recoveries that are complete with it.
@@ -238,6 +273,20 @@ impl FaultKind {
         !matches!(self, Self::Slow { .. } | Self::FlipGradient | Self::DiskFull | Self::Clock { .. })
     }
 
+    /// A bit of parameters or of the optimizer's state.
+    fn flips_state(self) -> bool {
+        matches!(self, Self::FlipMoment | Self::FlipWeight)
+    }
+
+    /// Whether a trouble of the name `trouble` is how it shows.
+    fn looks_like(self, trouble: &str) -> bool {
+        match trouble {
+            "bad message" => self == Self::FlipMessage,
+            "corrupt" => self.flips_state(),
+            _ => false,
+        }
+    }
+
     /// It is over when the step is computed again.
     fn spoils_gradients(self) -> bool {
         matches!(self, Self::Nan | Self::FlipGradient)
@@ -263,7 +312,7 @@ mod tests {
             let mut repairs = Repairs::default();
             assert_eq!(repairs.trouble(&trouble, 1.0, None), None);
             repairs.fired(late, 1.001);
-            repairs.placed("all", 12, 1.01);
+            repairs.placed("all", 12, &[], 1.01);
             repairs.step(20, 1.1);
             repairs.account()
         };
@@ -283,7 +332,7 @@ mod tests {
             repairs.trouble(told, at, Some(at - 0.25));
             repairs.decided(at);
             repairs.left(at + 0.25);
-            repairs.placed("disk", 6, at + 0.5);
+            repairs.placed("disk", 6, &[], at + 0.5);
             repairs.connected(Process(1), 1, at + 0.75);
             repairs.loaded(Process(1), 10, 1, at + 1.0);
             repairs.step(6, at + 1.25)
@@ -339,11 +388,52 @@ mod tests {
         let account = |resumed_at| {
             let mut repairs = Repairs::default();
             repairs.fired(Fault { rank: 1, step: 8, kind: FaultKind::Nan }, 0.1);
-            repairs.placed("all", resumed_at, 0.2);
+            repairs.placed("all", resumed_at, &[], 0.2);
             repairs.step(9, 0.3);
             repairs.account()
         };
         assert_eq!(account(8), Ok(()));
         assert!(account(9).is_err(), "the step was committed with it");
+    }
+
+    fn trouble(kind: &str, rank: u32, step: u64) -> Trouble {
+        Trouble { id: 1, kind: kind.into(), rank: Some(rank), host: None, step, detail: String::new() }
+    }
+
+    #[test]
+    fn two_faults_of_a_rank_in_one_step_are_told_apart() {
+        let fault = |kind| Fault { rank: 0, step: 3, kind };
+        let account = |members: [&[Process]; 2], bad_hash| {
+            let mut repairs = Repairs::default();
+            repairs.seated(members[0]);
+            [FaultKind::FlipMessage, FaultKind::FlipWeight].iter().for_each(|kind| repairs.fired(fault(*kind), 0.1));
+            repairs.trouble(&trouble("bad message", 0, 2), 0.2, None);
+            if bad_hash {
+                repairs.failed_hash(0);
+            }
+            repairs.placed("all", 3, members[1], 0.3);
+            repairs.step(3, 0.4);
+            repairs.account()
+        };
+        let (one, two) = (&[Process(1), Process(2)][..], &[Process(3), Process(2)][..]);
+        let why = account([one, one], false).unwrap_err();
+        assert!(why.contains("not detected") && why.contains("weight"), "who stays keeps its state: {why}");
+        assert_eq!(account([one, one], true), Ok(()), "its hash told");
+        assert_eq!(account([one, two], false), Ok(()), "it went with its process");
+    }
+
+    #[test]
+    fn a_fault_in_the_last_step_is_repaired_once_all_have_its_state() {
+        let account = |resumed_at, loaded: u64| {
+            let mut repairs = Repairs::default();
+            repairs.fired(Fault { rank: 0, step: 12, kind: FaultKind::Kill }, 0.1);
+            repairs.trouble(&trouble("exit", 0, 11), 0.2, None);
+            repairs.placed("restart", resumed_at, &[], 0.3);
+            (0..loaded).for_each(|process| repairs.loaded(Process(process), 0, 2, 0.4));
+            (repairs.finished().len(), repairs.account().is_ok())
+        };
+        assert_eq!(account(13, 2), (1, true));
+        assert_eq!(account(13, 1), (0, false), "one has no state");
+        assert!(!account(12, 2).1, "the step is to be made again");
     }
 }

@@ -71,6 +71,11 @@ impl Held {
     pub fn all(&self) -> impl Iterator<Item = &Self> {
         std::iter::successors(Some(self), |held| held.before.as_deref())
     }
+
+    /// Pieces of any of it failed their hash.
+    pub fn any_corrupt(&self) -> bool {
+        self.all().any(|held| !held.corrupt.is_empty())
+    }
 }
 
 /// Why a world ended for a rank.

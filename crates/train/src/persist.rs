@@ -213,10 +213,11 @@ pub(crate) fn hold(root: &Path, steps: &[u64], checked: Option<u64>) {
     let _ = std::fs::write(&new, text.to_string() + "\n").and_then(|()| std::fs::rename(&new, &at));
 }
 
-/// What [`hold`] wrote; nothing where that is torn.
+/// What [`hold`] wrote; nothing where that is torn, or of another schema.
 fn read_held(root: &Path) -> serde_json::Value {
     let text = std::fs::read_to_string(root.join(HELD)).unwrap_or_default();
-    serde_json::from_str(&text).unwrap_or_default()
+    let read: serde_json::Value = serde_json::from_str(&text).unwrap_or_default();
+    if read["schema"] == 1 { read } else { serde_json::Value::Null }
 }
 
 fn held(root: &Path) -> Vec<u64> {

@@ -121,8 +121,10 @@ impl Controller<'_> {
             }
         };
         self.checks_in(&world);
-        if world.generation > 1 {
-            self.repairs.placed(reason, resumed, self.seconds());
+        if world.generation == 1 {
+            self.repairs.seated(&world.processes);
+        } else {
+            self.repairs.placed(reason, resumed, &world.processes, self.seconds());
             observe(&Event::Decided {
                 id: 0,
                 action: format!("form world {}", world.generation),

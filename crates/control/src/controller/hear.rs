@@ -103,6 +103,9 @@ impl Controller<'_> {
             FromRank::Interrupted { generation, held, cause } => {
                 if self.generation() == generation {
                     self.repairs.left(self.seconds());
+                    if let Some(rank) = self.rank(process).filter(|_| held.any_corrupt()) {
+                        self.repairs.failed_hash(rank as u32);
+                    }
                 }
                 self.feed(Input::Interrupted { process, generation, held, cause }, agents, observe);
             }
@@ -110,6 +113,7 @@ impl Controller<'_> {
             FromRank::Done(done) => {
                 self.signs.forget(process);
                 self.done = Some(done);
+                self.repairs.finished().iter().for_each(&mut *observe);
                 self.feed(Input::Done { process }, agents, observe);
             }
             FromRank::Failed { code, reason, alike } => {

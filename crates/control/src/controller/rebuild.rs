@@ -50,6 +50,11 @@ impl<'a> Controller<'a> {
                         | Input::SpawnFailed { process, .. }
                         | Input::Silent { process, .. } => controller.signs.forget(*process),
                         Input::Step { step } if !told => drop(controller.repairs.step(*step, at as f64 / 1000.0)),
+                        Input::Interrupted { process, held, .. } if !told && held.any_corrupt() => {
+                            if let Some(rank) = controller.rank(*process) {
+                                controller.repairs.failed_hash(rank as u32);
+                            }
+                        }
                         Input::Checked { step } | Input::Disputed { step, .. } => controller.checks.over(*step),
                         Input::Checkpoint { step, path } => controller.checks.checkpoint(*step, path.clone()),
                         _ => {}
@@ -66,6 +71,7 @@ impl<'a> Controller<'a> {
                             }
                             Action::Form(world) => {
                                 controller.addresses.clear();
+                                controller.repairs.seated(&world.processes);
                                 controller.checks_in(&world);
                             }
                             Action::Intervene { step, detail, run_toml } => {

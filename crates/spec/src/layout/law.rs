@@ -82,6 +82,12 @@ impl Law<'_> {
                 "set layout.transport to shm or tcp, or leave layout.mirror unset".into(),
             ));
         }
+        if request.tp_pairs && (tp == 1 || pp > 1 || zero == 3) {
+            return Err(law.broken(
+                "layout.tp_pairs = true pairs microbatches of one stage whose parameters stay: it needs layout.tp > 1, layout.pp = 1 and layout.zero < 3".into(),
+                "set layout.tp_pairs = false, or change these".into(),
+            ));
+        }
         if let (Offload::None, Some(folder)) = (request.offload, &request.offload_folder) {
             return Err(law.broken(
                 format!(

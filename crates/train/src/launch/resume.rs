@@ -152,10 +152,15 @@ impl RunFolder {
             reasons.push(format!("\n  {problem}"));
         }
         Err(TrainError::BadInput(format!(
-            "--resume finds no complete {}checkpoint under {}{}; start the run without --resume in another --run-dir{}",
+            "--resume finds no complete {}checkpoint under {}{}; {}{}",
             if only_checked { "and checked " } else { "" },
             self.checkpoints().display(),
             store.map_or(String::new(), |store| format!(" or {}", store.name())),
+            if resume.distrusts {
+                "--resume alone goes on from the newest one, checked or not"
+            } else {
+                "start the run without --resume in another --run-dir"
+            },
             reasons.concat()
         )))
     }

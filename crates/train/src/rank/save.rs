@@ -134,12 +134,12 @@ impl RankRun<'_> {
         }
         let most = LAST_PAUSE_MAX.min(Duration::from_millis(run.guard.progress_floor_ms / 4).max(LAST_PAUSE));
         let wait = Duration::from_secs(run.checkpoint.last_wait_s);
-        let (mut tries, mut waited) = (1, Duration::ZERO);
+        let (mut tries, mut waited, mut store) = (1, Duration::ZERO, None);
         for pause in std::iter::once(Duration::ZERO).chain(pauses(wait, most)) {
             std::thread::sleep(pause);
             waited += pause;
             tries += 1;
-            if self.checkpoint(step, step)? || self.checkpoint_in_store(step)? {
+            if self.checkpoint(step, step)? || self.checkpoint_in_store(step, &mut store)? {
                 return Ok(());
             }
             let hurry = waited >= STOP_WAIT && self.job.stop.load(Ordering::Relaxed);
@@ -149,8 +149,9 @@ impl RankRun<'_> {
         }
         let root = self.job.checkpoints.display();
         let reason = self.failed_checkpoint.as_deref().unwrap_or("unknown");
+        let store = store.map_or(String::new(), |why| format!(", nor in checkpoint.store: {why}"));
         Err(TrainError::LastCheckpoint(format!(
-            "the last checkpoint, of step {step}, could not be written under {root} in {tries} tries and {:.0} s: {reason}; all steps are \
+            "the last checkpoint, of step {step}, could not be written under {root} in {tries} tries and {:.0} s: {reason}{store}; all steps are \
              done, the state of the last ones is not saved; free some space, then run it again with --resume (a \
              checkpoint.last_wait_s above {} tries longer)",
             waited.as_secs_f64(),
@@ -158,13 +159,19 @@ impl RankRun<'_> {
         )))
     }
 
-    /// The checkpoint of `step` in the slower tier, where that is a folder; true if it is there.
-    fn checkpoint_in_store(&mut self, step: u64) -> Result<bool, TrainError> {
+    /// The checkpoint of `step` in the slower tier, where that is a folder; true if it is there, else `failed` is why not.
+    fn checkpoint_in_store(&mut self, step: u64, failed: &mut Option<String>) -> Result<bool, TrainError> {
         let Some(StoreUrl::Folder(store)) = &self.job.run.checkpoint.store else { return Ok(false) };
         let began = Instant::now();
         let result = persist::save(&mut self.executor, store, step, &self.best)?;
         self.spent("checkpoint", began);
-        let Ok(Saved { path, bytes, written_s, .. }) = result else { return Ok(false) };
+        let Saved { path, bytes, written_s, .. } = match result {
+            Ok(saved) => saved,
+            Err(why) => {
+                *failed = Some(why);
+                return Ok(false);
+            }
+        };
         let why = self.failed_checkpoint.take().unwrap_or_default();
         let text = format!(
             "the last checkpoint, of step {step}, is in checkpoint.store ALONE, where --resume finds it: {} cannot take it: {why}",
