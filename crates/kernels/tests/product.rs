@@ -75,7 +75,7 @@ proptest! {
 
     #[test]
     fn follows_its_law(
-        (m, n, k) in (0..48usize, 0..70usize, depth()),
+        (m, n, k) in (0..48usize, 0..140usize, depth()),
         (la, lb) in (layout(), layout()),
         (c_padding, c_offset, add) in (0..4usize, 0..8usize, any::<bool>()),
     ) {

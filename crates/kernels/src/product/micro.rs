@@ -7,8 +7,11 @@ use crate::simd::Path;
 
 /// Most rows, and columns, of a tile on the 256-bit and scalar paths: 12 accumulators.
 pub(super) const AVX2: (usize, usize) = (6, 16);
-/// Most rows, and columns, of a tile on the 512-bit path: 28 accumulators.
+/// The same on the 512-bit path, of operands that lie in the first cache: 28 accumulators.
 pub(super) const AVX512: (usize, usize) = (14, 32);
+/// And of all others: 24 accumulators. An element of a serves four vectors and not two: fewer instructions a multiply-add, which tells
+/// where another thread of the core takes half of what it can issue.
+pub(super) const AVX512_WIDE: (usize, usize) = (6, 64);
 const LARGEST: usize = AVX512.0 * AVX512.1;
 
 /// Rows that a packed tile of the left operand has room for: those of a tile, and up to whole eights.
@@ -27,22 +30,23 @@ pub(super) enum Place {
     Packed,
 }
 
-/// c = s or c += s for one tile; a: up to MR rows x k in any layout, `b` a panel (k x NR), c: as many rows, up to NR
+/// c = s or c += s for one tile; a: up to MR rows x k in any layout, `b` a panel (k x `nr`), c: as many rows, up to `nr`
 /// columns.
-pub(super) fn tile(level: Level, place: Place, a: Mat, b: &[f32], mut c: MatMut, add: bool) {
-    let (mr, nr) = super::tile(level);
+pub(super) fn tile(level: Level, place: Place, nr: usize, a: Mat, b: &[f32], mut c: MatMut, add: bool) {
+    let (mr, most) = if place == Place::Near { super::tile(level) } else { super::wide(level) };
     let (rows, k) = (a.rows, a.cols);
     a.check();
+    assert!(nr == most || nr == super::tile(level).1, "a panel of {nr} columns");
     assert!(b.len() == k * nr && rows <= mr, "tile of {rows} rows from a panel of {} for k = {k}", b.len());
     assert!(c.rows() == rows && c.cols() <= nr, "{rows} rows into a tile of {} x {}", c.rows(), c.cols());
     if c.cols() == nr {
         // SAFETY: the panel has k rows of NR, `a` covers its view, c is a whole tile with its stride.
-        unsafe { run(level, place, a, b.as_ptr(), c.ptr_at(0, 0), c.rs(), add) };
+        unsafe { run(level, place, nr, a, b.as_ptr(), c.ptr_at(0, 0), c.rs(), add) };
     } else {
         // The last columns take the same path into a full tile, of which a part is kept.
         let mut full = [0.0f32; LARGEST];
         // SAFETY: as above; `full` holds at least `rows` rows of stride nr.
-        unsafe { run(level, place, a, b.as_ptr(), full.as_mut_ptr(), nr, false) };
+        unsafe { run(level, place, nr, a, b.as_ptr(), full.as_mut_ptr(), nr, false) };
         for i in 0..rows {
             let row = c.row_mut(i);
             let part = &full[i * nr..];
@@ -63,42 +67,43 @@ macro_rules! by_rows {
             rows => unreachable!("a tile of {rows} rows"),
         }
     };
-    (@call $f:ident, $n:literal, ($place:literal; $($arg:expr),*)) => { $f::<$n, $place>($($arg),*) };
+    (@call $f:ident, $n:literal, ($vectors:literal $place:literal; $($arg:expr),*)) => {
+        $f::<$n, $vectors, $place>($($arg),*)
+    };
     (@call $f:ident, $n:literal, ($($arg:expr),*)) => { $f::<$n>($($arg),*) };
 }
 
 /// # Safety
-/// `a` covers its view (see [`Mat::check`]) and has at most MR rows; `b` holds `a.cols` * NR floats; c is `a.rows` rows
-/// of NR writable floats with stride `rs`.
-unsafe fn run(level: Level, place: Place, a: Mat, b: *const f32, c: *mut f32, rs: usize, add: bool) {
+/// `a` covers its view (see [`Mat::check`]) and has at most MR rows; `b` holds `a.cols` * `nr` floats; c is `a.rows` rows
+/// of `nr` writable floats with stride `rs`; such tiles are there.
+#[allow(clippy::too_many_arguments)]
+unsafe fn run(level: Level, place: Place, nr: usize, a: Mat, b: *const f32, c: *mut f32, rs: usize, add: bool) {
     let (rows, k) = (a.rows, a.cols);
     let a = Broadcast { ptr: a.data.as_ptr(), rs: a.rs, ks: a.cs };
-    debug_assert!(place != Place::Packed || (a.rs, a.ks) == (1, lanes(super::tile(level).0)));
+    debug_assert!(place != Place::Packed || (a.rs, a.ks) == (1, lanes(super::wide(level).0)));
     // SAFETY: the caller's promise; a `Level` exists only for a path that the CPU has.
     unsafe {
         match level.path() {
             #[cfg(target_arch = "x86_64")]
             Path::Avx512 => {
                 use x86::avx512;
-                match place {
-                    Place::Near => {
-                        by_rows!(rows, [1 2 3 4 5 6 7 8 9 10 11 12 13 14], avx512, (0; k, a, b, c, rs, add))
+                match (place, nr == AVX512_WIDE.1) {
+                    (Place::Near, _) => {
+                        by_rows!(rows, [1 2 3 4 5 6 7 8 9 10 11 12 13 14], avx512, (2 0; k, a, b, c, rs, add))
                     }
-                    Place::Far => {
-                        by_rows!(rows, [1 2 3 4 5 6 7 8 9 10 11 12 13 14], avx512, (1; k, a, b, c, rs, add))
-                    }
-                    Place::Packed => {
-                        by_rows!(rows, [1 2 3 4 5 6 7 8 9 10 11 12 13 14], avx512, (2; k, a, b, c, rs, add))
-                    }
+                    (Place::Far, true) => by_rows!(rows, [1 2 3 4 5 6], avx512, (4 1; k, a, b, c, rs, add)),
+                    (Place::Far, false) => by_rows!(rows, [1 2 3 4 5 6], avx512, (2 1; k, a, b, c, rs, add)),
+                    (Place::Packed, true) => by_rows!(rows, [1 2 3 4 5 6], avx512, (4 2; k, a, b, c, rs, add)),
+                    (Place::Packed, false) => by_rows!(rows, [1 2 3 4 5 6], avx512, (2 2; k, a, b, c, rs, add)),
                 }
             }
             #[cfg(target_arch = "x86_64")]
             Path::Avx2 => {
                 use x86::avx2;
                 match place {
-                    Place::Near => by_rows!(rows, [1 2 3 4 5 6], avx2, (0; k, a, b, c, rs, add)),
-                    Place::Far => by_rows!(rows, [1 2 3 4 5 6], avx2, (1; k, a, b, c, rs, add)),
-                    Place::Packed => by_rows!(rows, [1 2 3 4 5 6], avx2, (2; k, a, b, c, rs, add)),
+                    Place::Near => by_rows!(rows, [1 2 3 4 5 6], avx2, (2 0; k, a, b, c, rs, add)),
+                    Place::Far => by_rows!(rows, [1 2 3 4 5 6], avx2, (2 1; k, a, b, c, rs, add)),
+                    Place::Packed => by_rows!(rows, [1 2 3 4 5 6], avx2, (2 2; k, a, b, c, rs, add)),
                 }
             }
             #[cfg(target_arch = "x86_64")]
@@ -159,6 +164,10 @@ mod x86 {
     use std::arch::asm;
     use std::arch::x86_64::*;
 
+    /// Rows of a whole tile whose a may be packed, on every path.
+    const MR_MOST: usize = super::AVX2.0;
+    const _: () = assert!(super::AVX512_WIDE.0 == MR_MOST);
+
     /// Steps by which b is asked for before its use.
     const AHEAD: usize = 16;
 
@@ -175,13 +184,13 @@ mod x86 {
     }
 
     macro_rules! tile_kernel {
-        ($name:ident, $mr:expr, $feature:literal, $lanes:literal, $zero:ident, $set:ident, $load:ident, $store:ident, $fma:ident, $add:ident) => {
-            /// Tile of MR rows and two vectors; PLACE is a [`super::Place`].
+        ($name:ident, $feature:literal, $lanes:literal, $zero:ident, $set:ident, $load:ident, $store:ident, $fma:ident, $add:ident) => {
+            /// Tile of MR rows and NV vectors; PLACE is a [`super::Place`].
             ///
             /// # Safety
             /// As `run`, and the CPU has the features.
             #[target_feature(enable = $feature)]
-            pub(super) unsafe fn $name<const MR: usize, const PLACE: u8>(
+            pub(super) unsafe fn $name<const MR: usize, const NV: usize, const PLACE: u8>(
                 k: usize,
                 a: Broadcast,
                 b: *const f32,
@@ -189,7 +198,7 @@ mod x86 {
                 rs: usize,
                 add: bool,
             ) {
-                let (a_rs, a_ks) = if PLACE == 2 { (1, super::lanes($mr)) } else { (a.rs, a.ks) };
+                let (a_rs, a_ks) = if PLACE == 2 { (1, super::lanes(MR_MOST)) } else { (a.rs, a.ks) };
                 // Rows in fours, each found from a pointer of its own: see `unrelated`.
                 let mut at = [a.ptr; 4];
                 let three = if PLACE == 2 { 3 } else { unrelated(3 * a_rs) };
@@ -198,25 +207,28 @@ mod x86 {
                     *at = a.ptr.wrapping_add(if PLACE == 2 { rows } else { unrelated(rows) });
                 }
                 let mut b = b;
-                let mut s = [[$zero(); 2]; MR];
+                let mut s = [[$zero(); NV]; MR];
                 macro_rules! step {
                     () => {
-                        let (b0, b1) = ($load(b), $load(b.add($lanes)));
-                        if PLACE > 0 {
-                            _mm_prefetch::<_MM_HINT_T0>(b.wrapping_add(AHEAD * 2 * $lanes).cast());
-                            _mm_prefetch::<_MM_HINT_T0>(b.wrapping_add(AHEAD * 2 * $lanes + $lanes).cast());
+                        let mut row = [$zero(); NV];
+                        for (v, row) in row.iter_mut().enumerate() {
+                            *row = $load(b.add(v * $lanes));
+                            if PLACE > 0 {
+                                _mm_prefetch::<_MM_HINT_T0>(b.wrapping_add((AHEAD * NV + v) * $lanes).cast());
+                            }
                         }
                         for i in 0..MR {
                             let from = if i % 4 == 3 { three } else { i % 4 * a_rs };
                             let a = $set(*at[i / 4].wrapping_add(from));
-                            s[i][0] = $fma(a, b0, s[i][0]);
-                            s[i][1] = $fma(a, b1, s[i][1]);
+                            for (s, b) in s[i].iter_mut().zip(row) {
+                                *s = $fma(a, b, *s);
+                            }
                         }
                         // One step beyond the last element is never read.
                         for at in &mut at[..MR.div_ceil(4)] {
                             *at = at.wrapping_add(a_ks);
                         }
-                        b = b.add(2 * $lanes);
+                        b = b.add(NV * $lanes);
                     };
                 }
                 // SAFETY: the caller's promise on the extent of a, b and c.
@@ -225,21 +237,24 @@ mod x86 {
                     if PLACE > 0 {
                         // A row at a time: all at once would take all fill buffers from a and b.
                         for i in 0..MR {
-                            _mm_prefetch::<_MM_HINT_T0>(c.add(i * rs).cast());
-                            _mm_prefetch::<_MM_HINT_T0>(c.add(i * rs + 2 * $lanes - 1).cast());
-                            for _ in 0..k / MR {
+                            for v in 0..NV {
+                                _mm_prefetch::<_MM_HINT_T0>(c.add(i * rs + v * $lanes).cast());
+                            }
+                            _mm_prefetch::<_MM_HINT_T0>(c.add(i * rs + NV * $lanes - 1).cast());
+                            for _ in 0..k / MR / 2 {
+                                step!();
                                 step!();
                             }
                         }
-                        left = k % MR;
+                        left = k - k / MR / 2 * 2 * MR;
                     }
                     for _ in 0..left {
                         step!();
                     }
                     for i in 0..MR {
-                        for j in 0..2 {
+                        for (j, s) in s[i].into_iter().enumerate() {
                             let c = c.add(i * rs + j * $lanes);
-                            $store(c, if add { $add($load(c), s[i][j]) } else { s[i][j] });
+                            $store(c, if add { $add($load(c), s) } else { s });
                         }
                     }
                 }
@@ -249,7 +264,6 @@ mod x86 {
 
     tile_kernel!(
         avx2,
-        super::AVX2.0,
         "avx2,fma",
         8,
         _mm256_setzero_ps,
@@ -261,7 +275,6 @@ mod x86 {
     );
     tile_kernel!(
         avx512,
-        super::AVX512.0,
         "avx512f",
         16,
         _mm512_setzero_ps,

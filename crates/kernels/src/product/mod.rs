@@ -23,7 +23,7 @@ const B_FLOATS: usize = 1 << 20;
 /// Columns of b that a block of rows is multiplied with at a time; free of bits.
 const NC: usize = 512;
 /// Most rows of a block, and most floats of a in it; free of bits.
-const A_ROWS: usize = 266;
+const A_ROWS: usize = 264;
 const A_FLOATS: usize = 192 << 10;
 /// Columns of a apart by more than this are copied together first.
 const DIRECT_MAX: usize = 32;
@@ -75,7 +75,6 @@ pub fn products(ctx: &Ctx, right: &[Right], list: Vec<(Mat, usize, MatMut)>, acc
     });
     let mut list: Vec<_> = list.collect();
     let level = ctx.level();
-    let (_, nr) = tile(level);
     PACKED_B.with_borrow_mut(|buffer| {
         let plain = right.iter().filter_map(|b| if let Right::Plain(b) = b { Some(*b) } else { None });
         let plain: Vec<Mat> = plain.collect();
@@ -96,7 +95,7 @@ pub fn products(ctx: &Ctx, right: &[Right], list: Vec<(Mat, usize, MatMut)>, acc
                 }
                 Right::Plain(b) => {
                     let mut of: Vec<_> = of.collect();
-                    for (inner, columns) in pieces(b, nr) {
+                    for (inner, columns) in pieces(level, b) {
                         let panels = pack_all(ctx, &[b.rows_range(inner.clone()).cols_range(columns.clone())], buffer);
                         let parts = of.iter_mut().map(|(a, _, c)| {
                             (a.cols_range(inner.clone()), 0, c.reborrow().cols_range(columns.clone()))
@@ -112,21 +111,21 @@ pub fn products(ctx: &Ctx, right: &[Right], list: Vec<(Mat, usize, MatMut)>, acc
 
 /// Cuts an operand of which no more than [`B_FLOATS`] are packed at a time: a tall one into whole inner blocks, in ascending order, so that all of
 /// its columns meet the rows of a at once; a wide one into strips of columns.
-fn pieces(b: &Mat, nr: usize) -> Vec<(Range<usize>, Range<usize>)> {
-    let width = b.cols.next_multiple_of(nr);
+fn pieces(level: Level, b: &Mat) -> Vec<(Range<usize>, Range<usize>)> {
+    let width = b.cols.next_multiple_of(tile(level).1);
     if b.rows > b.cols && width * KC <= B_FLOATS {
         let most = B_FLOATS / width / KC * KC;
         let starts = (0..b.rows).step_by(most);
         return starts.map(|k0| (k0..b.rows.min(k0 + most), 0..b.cols)).collect();
     }
     let most = B_FLOATS.checked_div(b.rows).unwrap_or(b.cols);
-    even_strips(b.cols, nr, most).map(|columns| (0..b.rows, columns)).collect()
+    even_strips(b.cols, wide(level).1, most).map(|columns| (0..b.rows, columns)).collect()
 }
 
 /// Packs all of `right` with the threads of `ctx`.
 fn pack_all<'b>(ctx: &Ctx, right: &[Mat], buffer: &'b mut Buffer) -> Vec<Panels<'b>> {
     let level = ctx.level();
-    let (_, nr) = tile(level);
+    let (unit, strip) = (tile(level).1, wide(level).1);
     let len = |b: &Mat| Panels::len(level, b.rows, b.cols);
     let total = right.iter().map(len).sum::<usize>();
     let pieces = (total / GRAIN_PACK).clamp(1, ctx.threads());
@@ -134,23 +133,23 @@ fn pack_all<'b>(ctx: &Ctx, right: &[Mat], buffer: &'b mut Buffer) -> Vec<Panels<
     for b in right {
         for k0 in (0..b.rows).step_by(KC) {
             let rows = k0..b.rows.min(k0 + KC);
-            for columns in even_strips(b.cols, nr, b.cols.next_multiple_of(nr).div_ceil(pieces)) {
-                let (out, after) = rest.split_at_mut(rows.len() * columns.len().next_multiple_of(nr));
+            for columns in even_strips(b.cols, strip, b.cols.next_multiple_of(strip).div_ceil(pieces)) {
+                let (out, after) = rest.split_at_mut(rows.len() * columns.len().next_multiple_of(unit));
                 rest = after;
                 items.push((b.rows_range(rows.clone()).cols_range(columns), out));
             }
         }
     }
     if pieces == 1 {
-        items.into_iter().for_each(|(b, out)| pack::pack(level, b, nr, out));
+        items.into_iter().for_each(|(b, out)| pack::pack(level, b, (strip, unit), out));
     } else {
-        ctx.each(items, &|_, (b, out)| pack::pack(level, b, nr, out));
+        ctx.each(items, &|_, (b, out)| pack::pack(level, b, (strip, unit), out));
     }
     let mut rest = &*buffer.take(total);
     let mut cut = |b: &Mat| {
         let (data, after) = rest.split_at(len(b));
         rest = after;
-        Panels { data, k: b.rows, n: b.cols }
+        Panels { data, k: b.rows, n: b.cols, strip }
     };
     right.iter().map(&mut cut).collect()
 }
@@ -162,7 +161,7 @@ fn multiply_all(ctx: &Ctx, panels: &[Panels], list: Vec<(Mat, usize, MatMut)>, a
     let threads = (work.fold(0, usize::saturating_add) / GRAIN_FMA).clamp(1, ctx.threads());
     let mut items = Vec::new();
     for (a, i, c) in list {
-        let mr = tile(level).0;
+        let mr = wide(level).0;
         // Where one strip holds all columns, rows of a pass once and need not stay: the more of them, the seldomer b comes.
         let once = panels[i].n <= NC && a.cs <= DIRECT_MAX;
         let most = if once { A_ROWS } else { (A_FLOATS / a.cols).min(A_ROWS) };
@@ -186,10 +185,18 @@ fn multiply_all(ctx: &Ctx, panels: &[Panels], list: Vec<(Mat, usize, MatMut)>, a
     }
 }
 
-/// Most rows, and columns, of a register tile.
+/// Most rows, and columns, of a register tile of operands in the first cache; panels are padded to such columns.
 fn tile(level: Level) -> (usize, usize) {
     match level.path() {
         Path::Avx512 => micro::AVX512,
+        _ => micro::AVX2,
+    }
+}
+
+/// Most rows, and columns, of a register tile of operands that come from further away.
+fn wide(level: Level) -> (usize, usize) {
+    match level.path() {
+        Path::Avx512 => micro::AVX512_WIDE,
         _ => micro::AVX2,
     }
 }
@@ -201,6 +208,8 @@ pub(crate) struct Panels<'a> {
     data: &'a [f32],
     k: usize,
     n: usize,
+    /// Columns of a strip; the last one may be narrower.
+    strip: usize,
 }
 
 impl<'a> Panels<'a> {
@@ -209,23 +218,24 @@ impl<'a> Panels<'a> {
         k * n.next_multiple_of(tile(level).1)
     }
 
-    /// Packs `b` into `buffer`, of which it uses [`Panels::len`].
+    /// Packs `b` for [`Panels::multiply`] into `buffer`, of which it uses [`Panels::len`].
     pub(crate) fn pack(level: Level, b: Mat, buffer: &'a mut [f32]) -> Self {
         let (_, nr) = tile(level);
         let width = b.cols.next_multiple_of(nr);
         let data = &mut buffer[..b.rows * width];
         for k0 in (0..b.rows).step_by(KC) {
             let k1 = b.rows.min(k0 + KC);
-            pack::pack(level, b.rows_range(k0..k1), nr, &mut data[k0 * width..k1 * width]);
+            pack::pack(level, b.rows_range(k0..k1), (nr, nr), &mut data[k0 * width..k1 * width]);
         }
-        Panels { data, k: b.rows, n: b.cols }
+        Panels { data, k: b.rows, n: b.cols, strip: nr }
     }
 
     /// c = a b or c += a b for all of b, by the law of [`product`], on the calling thread. A tile of a stays in the first cache while the strips of b pass by;
     /// the strips of an inner block, and c over all inner blocks, stay in the second one.
     fn multiply_block(&self, level: Level, a: Mat, mut c: MatMut, acc: Acc, buffer: &mut Buffer) {
-        let (mr, nr) = tile(level);
-        let (m, lanes, width) = (c.rows(), micro::lanes(mr), self.n.next_multiple_of(nr));
+        let ((mr, strip), unit) = (wide(level), tile(level).1);
+        assert_eq!(self.strip, strip, "panels for operands in the first cache");
+        let (m, lanes, width) = (c.rows(), micro::lanes(mr), self.n.next_multiple_of(unit));
         let tiles = m.div_ceil(mr);
         // Columns of a that are far apart: else every step of a tile would touch another page.
         let packed = (a.cs > DIRECT_MAX).then(|| {
@@ -233,7 +243,7 @@ impl<'a> Panels<'a> {
             pack::tiles(level, a, even(m, mr), lanes, packed);
             &*packed
         });
-        for columns in even_strips(self.n, nr, NC) {
+        for columns in even_strips(self.n, strip, NC) {
             for k0 in (0..self.k).step_by(KC) {
                 let inner = k0..self.k.min(k0 + KC);
                 let strips = &self.data[k0 * width + columns.start * inner.len()..inner.end * width];
@@ -246,10 +256,10 @@ impl<'a> Panels<'a> {
                         None => (Place::Far, a.rows_range(rows.clone()).cols_range(inner.clone())),
                     };
                     let mut c = c.reborrow().rows_range(rows).cols_range(columns.clone());
-                    for (j, b) in (0..c.cols()).step_by(nr).zip(strips.chunks_exact(inner.len() * nr)) {
-                        let c_cols = c.cols();
-                        let c = c.reborrow().cols_range(j..c_cols.min(j + nr));
-                        micro::tile(level, place, a, b, c, acc == Acc::Add || k0 > 0);
+                    for (columns, nr) in pack::strips(c.cols(), (strip, unit)) {
+                        let b = &strips[columns.start * inner.len()..][..nr * inner.len()];
+                        let c = c.reborrow().cols_range(columns);
+                        micro::tile(level, place, nr, a, b, c, acc == Acc::Add || k0 > 0);
                     }
                 }
             }
@@ -277,6 +287,7 @@ impl<'a> Panels<'a> {
         );
         a.check();
         let (mr, nr) = tile(level);
+        assert_eq!(self.strip, nr, "panels for operands that come from further away");
         let width = self.n.next_multiple_of(nr);
         for rows in even(a.rows, mr) {
             let (inner, columns) = part(rows.clone());
@@ -294,7 +305,7 @@ impl<'a> Panels<'a> {
                 let strips = self.data[k0 * width..k1 * width].chunks_exact((k1 - k0) * nr);
                 for (j, b) in (0..columns).step_by(nr).zip(strips) {
                     let c = c.reborrow().cols_range(j..n.min(j + nr));
-                    micro::tile(level, Place::Near, a, &b[(low - k0) * nr..(high - k0) * nr], c, add);
+                    micro::tile(level, Place::Near, nr, a, &b[(low - k0) * nr..(high - k0) * nr], c, add);
                 }
                 add = true;
             }

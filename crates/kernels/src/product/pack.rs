@@ -37,10 +37,28 @@ impl Buffer {
     }
 }
 
-/// Packs the columns of `b` (k x columns) in strips of `width`, 8, 16 or 32: `out[strip][k][column]`.
+/// Strips of `n` columns, and how many columns each takes when it is packed: `whole`, or the last one what it needs in units of `unit`.
+pub(super) fn strips(n: usize, (whole, unit): (usize, usize)) -> impl Iterator<Item = (Range<usize>, usize)> {
+    (0..n).step_by(whole).map(move |j| (j..n.min(j + whole), whole.min((n - j).next_multiple_of(unit))))
+}
+
+/// Packs the columns of `b` (k x columns) in [`strips`]: `out[strip][k][column]`.
 ///
 /// The columns that the last strip lacks hold anything: their results are thrown away.
-pub(super) fn pack(level: Level, b: Mat, width: usize, out: &mut [f32]) {
+pub(super) fn pack(level: Level, b: Mat, (whole, unit): (usize, usize), out: &mut [f32]) {
+    // All but a last one that is narrower.
+    let rest = b.cols % whole;
+    let even = if rest.next_multiple_of(unit) < whole { b.cols - rest } else { b.cols };
+    let (first, last) = out.split_at_mut(b.rows * even.next_multiple_of(whole));
+    pack_even(level, b.cols_range(0..even), whole, first);
+    pack_even(level, b.cols_range(even..b.cols), rest.next_multiple_of(unit), last);
+}
+
+/// The same in strips of `width`, 8, 16, 32 or 64.
+fn pack_even(level: Level, b: Mat, width: usize, out: &mut [f32]) {
+    if b.cols == 0 {
+        return;
+    }
     b.check();
     assert_eq!(out.len(), b.rows * b.cols.next_multiple_of(width), "panels of {} x {}", b.rows, b.cols);
     if b.cs == 1 {
@@ -50,12 +68,13 @@ pub(super) fn pack(level: Level, b: Mat, width: usize, out: &mut [f32]) {
         strips.for_each(|(j, out)| match width {
             8 => turn::<8>(level, b.cols_range(j..b.cols.min(j + width)), out),
             16 => turn::<16>(level, b.cols_range(j..b.cols.min(j + width)), out),
-            _ => turn::<32>(level, b.cols_range(j..b.cols.min(j + width)), out),
+            32 => turn::<32>(level, b.cols_range(j..b.cols.min(j + width)), out),
+            _ => turn::<64>(level, b.cols_range(j..b.cols.min(j + width)), out),
         });
     }
 }
 
-/// Packs the rows of `a` (rows x k) tile by tile, each of at most `width` (8 or 16) rows: `out[tile][k][row]`; the rows
+/// Packs the rows of `a` (rows x k) tile by tile, each of at most `width` (8) rows: `out[tile][k][row]`; the rows
 /// that a tile lacks hold anything.
 pub(super) fn tiles(level: Level, a: Mat, tiles: impl Iterator<Item = Range<usize>>, width: usize, out: &mut [f32]) {
     let tiles: Vec<_> = tiles.collect();
@@ -64,32 +83,36 @@ pub(super) fn tiles(level: Level, a: Mat, tiles: impl Iterator<Item = Range<usiz
         return copy_tiles(level, a, &tiles, width, out);
     }
     for (rows, out) in tiles.into_iter().zip(out.chunks_exact_mut(width * a.cols)) {
-        pack(level, a.rows_range(rows).t(), width, out);
+        pack_even(level, a.rows_range(rows).t(), width, out);
     }
 }
 
 by_level! {
     /// Tiles of a matrix whose columns are contiguous.
     fn copy_tiles(a: Mat<'_>, tiles: &[Range<usize>], width: usize, out: &mut [f32]) {
-        match width {
-            8 => copy_tiles_body::<8>(a, tiles, out),
-            _ => copy_tiles_body::<16>(a, tiles, out),
-        }
+        assert_eq!(width, 8);
+        copy_tiles_body::<8>(a, tiles, out);
     }
 }
 
-/// Column by column of a, through all tiles: its memory is read in order.
+/// Columns of a that are copied side by side: what they fill of a tile is whole cache lines.
+const COLUMNS: usize = 16;
+
+/// Some columns of a after the others, through all tiles: its memory is read in order.
 #[inline(always)]
 fn copy_tiles_body<const W: usize>(a: Mat, tiles: &[Range<usize>], out: &mut [f32]) {
     let k = a.cols;
-    for p in 0..k {
-        let column = &a.data[p * a.cs..];
+    for first in (0..k).step_by(COLUMNS) {
         for (t, rows) in tiles.iter().enumerate() {
-            let out = &mut out[(t * k + p) * W..][..W];
-            // What lies behind the rows of a tile comes with them where there is anything.
-            match column.get(rows.start..rows.start + W) {
-                Some(rows) => out.copy_from_slice(rows),
-                None => out[..rows.len()].copy_from_slice(&column[rows.clone()]),
+            let columns = first..k.min(first + COLUMNS);
+            let out = &mut out[(t * k + first) * W..][..columns.len() * W];
+            for (p, out) in columns.zip(out.as_chunks_mut::<W>().0) {
+                let column = &a.data[p * a.cs..];
+                // What lies behind the rows of a tile comes with them where there is anything.
+                match column.get(rows.start..rows.start + W) {
+                    Some(rows) => out.copy_from_slice(rows),
+                    None => out[..rows.len()].copy_from_slice(&column[rows.clone()]),
+                }
             }
         }
     }
@@ -101,7 +124,8 @@ by_level! {
         match width {
             8 => copy_body::<8>(b, out),
             16 => copy_body::<16>(b, out),
-            _ => copy_body::<32>(b, out),
+            32 => copy_body::<32>(b, out),
+            _ => copy_body::<64>(b, out),
         }
     }
 }

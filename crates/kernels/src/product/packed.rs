@@ -3,7 +3,7 @@
 use std::fmt;
 
 use super::pack::Buffer;
-use super::{Panels, pack_all, tile};
+use super::{Panels, pack_all, wide};
 use crate::ctx::Ctx;
 use crate::mat::Mat;
 use crate::simd::Level;
@@ -26,7 +26,7 @@ impl Packed {
     pub fn pack(&mut self, ctx: &Ctx, b: Mat) {
         b.check();
         pack_all(ctx, &[b], &mut self.buffer);
-        (self.k, self.n, self.strip) = (b.rows, b.cols, tile(ctx.level()).1);
+        (self.k, self.n, self.strip) = (b.rows, b.cols, wide(ctx.level()).1);
     }
 
     /// Rows and columns of the operand.
@@ -35,8 +35,8 @@ impl Packed {
     }
 
     pub(super) fn panels(&self, level: Level) -> Panels<'_> {
-        assert_eq!(self.strip, tile(level).1, "an operand packed on another path");
-        Panels { data: self.buffer.filled(Panels::len(level, self.k, self.n)), k: self.k, n: self.n }
+        assert_eq!(self.strip, wide(level).1, "an operand packed on another path");
+        Panels { data: self.buffer.filled(Panels::len(level, self.k, self.n)), k: self.k, n: self.n, strip: self.strip }
     }
 }
 
