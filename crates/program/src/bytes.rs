@@ -23,7 +23,7 @@ use spec::tree::{subtrees, subtrees_of};
 use spec::{Class, Coords, Grid, Holders, Layout, Model};
 
 use crate::buckets::{Bucket, ChunkPlan};
-use crate::instr::{Exchange, Mode, Value, block_rows, blocks_of_lane};
+use crate::instr::{Exchange, Mode, TokenBlocks, Value};
 use crate::state::{cells_hosted, hosted, norm_elements};
 
 /// Bytes of an element of every value but the ballot.
@@ -76,7 +76,7 @@ pub struct Sizes {
     /// Lanes of one unit on a rank.
     lanes: usize,
     /// Tokens of one lane.
-    tokens_lane: usize,
+    blocks: TokenBlocks,
     /// Tensor cells that a rank hosts.
     cells_hosted: u64,
     /// Finished subtrees over the tensor cells, by tensor position.
@@ -112,7 +112,7 @@ impl Sizes {
             layout: layout.clone(),
             stream: (lanes * tokens_lane * model.hidden) as u64,
             lanes,
-            tokens_lane,
+            blocks: TokenBlocks::new(tokens_lane, model.vocab_padded()),
             cells_hosted: cells_hosted(grid, layout) as u64,
             tp_subtrees: (0..layout.tp).map(|t| count(grid.tp, layout.tensor_cells(t, grid.tp))).collect(),
             cp_subtrees: (0..layout.cp).map(|c| count(grid.cp, layout.context_cells(c, grid.cp))).collect(),
@@ -131,9 +131,9 @@ impl Sizes {
         }
     }
 
-    /// Token blocks of one unit ([`block_rows`]).
+    /// Token blocks of one unit.
     pub fn blocks(&self) -> usize {
-        self.lanes * blocks_of_lane(self.tokens_lane)
+        self.lanes * self.blocks.per_lane()
     }
 
     /// Elements of the residual stream of one unit on one tensor position.
@@ -241,7 +241,7 @@ impl Sizes {
 
     /// `Stats` of token block `block`: one triple per token and hosted cell to every other position.
     pub fn stats(&self, block: usize) -> u64 {
-        let tokens = block_rows(self.tokens_lane, block).len() as u64;
+        let tokens = self.blocks.rows(block).len() as u64;
         FLOAT * STATS * tokens * self.cells_hosted * self.tp_peers()
     }
 

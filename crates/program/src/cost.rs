@@ -7,7 +7,7 @@
 use spec::{Class, Grid, Layout, Model};
 
 use crate::buckets::ChunkPlan;
-use crate::instr::{Instr, Op, Pass, Segment, block_rows};
+use crate::instr::{Instr, Op, Pass, Segment, TokenBlocks};
 
 /// Bytes of an element.
 const FLOAT: f64 = 4.0;
@@ -32,9 +32,9 @@ pub enum Work {
 pub struct Costs<'a> {
     model: &'a Model,
     layout: &'a Layout,
-    /// Tokens of one unit on a rank, and of one of its lanes.
+    /// Tokens of one unit on a rank.
     tokens: f64,
-    tokens_lane: usize,
+    blocks: TokenBlocks,
     /// There are context cells.
     context: bool,
     seq: f64,
@@ -57,7 +57,7 @@ impl<'a> Costs<'a> {
             model,
             layout,
             tokens: (grid.ep / layout.group * grid.microbatch * seq / layout.cp) as f64,
-            tokens_lane: grid.microbatch * seq / grid.cp,
+            blocks: TokenBlocks::new(grid.microbatch * seq / grid.cp, model.vocab_padded()),
             context: grid.cp > 1,
             seq: seq as f64,
             updated,
@@ -133,7 +133,7 @@ impl<'a> Costs<'a> {
 
     /// Rows of a block of the head.
     fn rows(&self, block: usize) -> f64 {
-        block_rows(self.tokens_lane, block).len() as f64
+        self.blocks.rows(block).len() as f64
     }
 }
 

@@ -17,7 +17,7 @@ use self::experts::Experts;
 pub(crate) use self::spare::Spare;
 pub use self::spare::loose_room;
 use crate::buckets::{Bucket, ChunkPlan};
-use crate::instr::{Instr, Op, Pass, Program, Segment, TOKEN_BLOCK, Value, block_rows};
+use crate::instr::{Instr, Op, Pass, Program, Segment, TokenBlocks, Value};
 use crate::shelf::{Move, Shelf};
 
 /// How rows spread over the ranks that share experts.
@@ -31,8 +31,8 @@ pub enum Load {
 
 /// Lengths of the buffers of one unit on a rank.
 struct Lengths {
-    /// Rows of a lane.
-    rows_lane: usize,
+    /// How the head cuts the rows.
+    blocks: TokenBlocks,
     /// Rows of the unit.
     rows: usize,
     /// Rows of the stream, local and whole, and 1 / rms of the local ones.
@@ -60,7 +60,7 @@ impl Lengths {
         let kv = rows * kv_heads * model.head_dim;
         let pooled = model.moe.as_ref().filter(|moe| moe.aux_loss > 0.0 && moe.aux_scope == AuxScope::Pooled);
         Self {
-            rows_lane,
+            blocks: TokenBlocks::new(rows_lane, model.vocab_padded()),
             rows,
             local: rows / layout.tp * model.hidden,
             whole: rows * model.hidden,
@@ -295,7 +295,7 @@ impl Flow<'_> {
 
     fn compute(&mut self, instr: &Instr, pass: Pass, segment: Segment) {
         use Pass::{Backward, BackwardInput, BackwardWeight, Forward, Recompute, RecomputeKept};
-        let Lengths { local, whole, inv, q, kv, lse, inner, rows, rows_lane, keys, .. } = self.len;
+        let Lengths { local, whole, inv, q, kv, lse, inner, rows, keys, .. } = self.len;
         let context = keys.is_some();
         // Whole normed rows that are not kept are given back, and made again.
         let [normed, again, again_inv, released] = match self.alone {
@@ -337,14 +337,14 @@ impl Flow<'_> {
             }
             (Forward, Segment::Logits(block)) => self.logits(block, true),
             (Forward, Segment::Loss(block)) => {
-                let len = block_rows(rows_lane, block).len() * self.model.hidden;
+                let len = self.len.blocks.rows(block).len() * self.model.hidden;
                 let nodes = self.sum(len);
                 if block == 0 {
                     self.spare.all(&vec![whole; nodes], &[]);
                 }
                 self.spare.all(&[], &vec![len; nodes]);
                 self.logits(block, false);
-                if block_rows(rows_lane, block).end == rows {
+                if self.len.blocks.rows(block).end == rows {
                     self.spare.give(whole);
                     self.partials.insert((instr.chunk, instr.unit), nodes);
                 }
@@ -426,8 +426,7 @@ impl Flow<'_> {
 
     /// The logits of a block, by hosted cell, come or go.
     fn logits(&mut self, block: usize, come: bool) {
-        let len =
-            block_rows(self.len.rows_lane, block).len().min(TOKEN_BLOCK) * self.model.vocab_padded() / self.grid.tp;
+        let len = self.len.blocks.rows(block).len() * self.model.vocab_padded() / self.grid.tp;
         let all = vec![len; self.grid.tp / self.layout.tp];
         match come {
             true => self.spare.all(&all, &[]),

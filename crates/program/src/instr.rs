@@ -10,21 +10,43 @@ use spec::{Class, Unit};
 
 use crate::buckets::Bucket;
 
-/// Tokens per block of the output projection and loss: logits never exist for more rows
-/// than this. A constant, and the product's inner block, so that blocks do not change sums.
-pub const TOKEN_BLOCK: usize = 256;
+/// Whole blocks of so many tokens go through the output projection and loss together: the product's inner block, so that
+/// blocks do not change sums.
+const TOKENS: usize = 256;
+/// Most logits that exist at a time, where [`TOKENS`] rows have no more: the fewer the blocks, the seldomer the projection's
+/// weights are packed and its gradients pass the memory.
+const LOGITS: usize = 4 << 20;
 
-/// The rows of token block `block` of a unit whose lanes have `rows_lane` rows each: blocks do not cross lanes, so that
-/// each lane's sum over its rows is that of the lane alone.
-pub fn block_rows(rows_lane: usize, block: usize) -> Range<usize> {
-    let per_lane = blocks_of_lane(rows_lane);
-    let (first, at) = (block / per_lane * rows_lane, block % per_lane * TOKEN_BLOCK);
-    first + at..first + rows_lane.min(at + TOKEN_BLOCK)
+/// How the output projection and loss cut the rows of a unit: into blocks that do not cross lanes, so that each lane's sum
+/// over its rows is that of the lane alone.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct TokenBlocks {
+    rows_lane: usize,
+    most: usize,
 }
 
-/// Token blocks of a lane of `rows_lane` rows.
-pub fn blocks_of_lane(rows_lane: usize) -> usize {
-    rows_lane.div_ceil(TOKEN_BLOCK)
+impl TokenBlocks {
+    /// Of lanes of `rows_lane` rows each, with logits for `vocab` (padded) tokens of the vocabulary.
+    pub fn new(rows_lane: usize, vocab: usize) -> Self {
+        let most = TOKENS * (LOGITS / vocab / TOKENS).max(1);
+        Self { rows_lane, most: most.min(rows_lane.max(1)) }
+    }
+
+    /// Most rows of a block.
+    pub fn most(&self) -> usize {
+        self.most
+    }
+
+    /// Blocks of a lane.
+    pub fn per_lane(&self) -> usize {
+        self.rows_lane.div_ceil(self.most)
+    }
+
+    /// The rows of block `block` of the unit.
+    pub fn rows(&self, block: usize) -> Range<usize> {
+        let (first, at) = (block / self.per_lane() * self.rows_lane, block % self.per_lane() * self.most);
+        first + at..first + self.rows_lane.min(at + self.most)
+    }
 }
 
 /// The direction of a segment.
@@ -74,7 +96,7 @@ pub enum Segment {
     Residual(usize),
     /// Final RMSNorm.
     HeadNorm,
-    /// Logits of one block of [`TOKEN_BLOCK`] rows and their softmax statistics.
+    /// Logits of one block ([`TokenBlocks`]) and their softmax statistics.
     Logits(usize),
     /// Loss of the block, and (training) its gradient into the output projection and the hidden rows.
     Loss(usize),
@@ -317,6 +339,35 @@ impl fmt::Display for Instr {
         match self.unit {
             Some(Unit { cell, mb }) => write!(f, " | cell {cell} mb {mb}"),
             None => Ok(()),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn token_blocks_cut_lanes_at_whole_inner_blocks() {
+        for (rows_lane, vocab, most) in [
+            (2048, 256, 2048),
+            (2048, 4096, 1024),
+            (1000, 8192, 512),
+            (700, 128 << 10, 256),
+            (96, 64, 96),
+            (300, 1 << 30, 256),
+        ] {
+            let blocks = TokenBlocks::new(rows_lane, vocab);
+            assert_eq!(blocks.most(), most, "{rows_lane} rows, {vocab} tokens");
+            let all: Vec<_> = (0..3 * blocks.per_lane()).map(|block| blocks.rows(block)).collect();
+            let mut next = 0;
+            for rows in all {
+                assert_eq!(rows.start, next, "{rows_lane} rows, {vocab} tokens");
+                assert!(rows.start % rows_lane % TOKENS == 0 && rows.len() <= most);
+                assert_eq!(rows.start / rows_lane, (rows.end - 1) / rows_lane, "it crosses lanes");
+                next = rows.end;
+            }
+            assert_eq!(next, 3 * rows_lane);
         }
     }
 }

@@ -3,6 +3,7 @@
 use std::ops::Range;
 
 use kernels::Queries;
+use program::TokenBlocks;
 use spec::grid::zigzag;
 use spec::{Coords, Grid, Lanes, Layout, Model, Unit};
 
@@ -133,6 +134,11 @@ impl Place {
     /// Rows (tokens) of one lane.
     pub fn rows_lane(&self) -> usize {
         self.batch * self.seq_lane
+    }
+
+    /// How the output projection cuts the rows of a unit.
+    pub fn token_blocks(&self) -> TokenBlocks {
+        TokenBlocks::new(self.rows_lane(), self.vocab_cell * self.grid_tp)
     }
 
     /// Positions of a lane's sequence in the hosted slices.

@@ -8,7 +8,6 @@ use checkpoint::Checkpoint;
 use data::Speech;
 use fabric::FabricOptions;
 use kernels::{Ctx, Simd};
-use program::instr::block_rows;
 use program::{Instr, Mode, Op, Program, Value};
 use spec::{Run, Unit};
 
@@ -142,7 +141,7 @@ impl Executor<'_> {
         let row = window.len() - 1;
         let mut mine = Vec::new();
         for (_, block, i, values) in self.capture.take().unwrap_or_default() {
-            let mut rows = block_rows(self.place.rows_lane(), block);
+            let mut rows = self.place.token_blocks().rows(block);
             if let Some(n) = rows.position(|r| self.place.whole_row(unit, r).1 == row) {
                 let (first, valid) = self.place.vocab_part(i);
                 let at = n * self.place.vocab_cell;

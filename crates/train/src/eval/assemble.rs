@@ -4,7 +4,6 @@ use spec::tensors::{Cut, Tensor};
 use spec::{Model, Run, Unit};
 
 use crate::exec::Executor;
-use program::instr::block_rows;
 
 /// A whole tensor without padding rows, row-major.
 #[derive(Debug, Clone)]
@@ -70,7 +69,7 @@ pub fn put_logits(run: &Run, executor: &Executor, captured: Vec<Captured>, all: 
     let (place, vocab) = (&executor.place, run.model.vocab);
     for (unit, block, i, values) in captured {
         let (first, valid) = place.vocab_part(i);
-        for (row, values) in block_rows(place.rows_lane(), block).zip(values.chunks_exact(place.vocab_cell)) {
+        for (row, values) in place.token_blocks().rows(block).zip(values.chunks_exact(place.vocab_cell)) {
             let (cell, whole_row) = place.whole_row(unit, row);
             let first_row = run.grid.sequences(Unit { cell, ..unit }).start * place.seq;
             let at = (first_row + whole_row) * vocab + first as usize;

@@ -3,7 +3,7 @@
 use std::ops::Range;
 
 use kernels::{Acc, Mat, MatMut, XentTotal};
-use program::instr::{Mode, block_rows};
+use program::instr::Mode;
 use program::packed::Form;
 use spec::tensors::Role;
 use spec::tree::Counter;
@@ -17,7 +17,7 @@ use crate::state::ChunkState;
 
 /// The rows of a block, and the lane that they belong to.
 fn rows_of(env: &Env, block: usize) -> (Range<usize>, usize) {
-    let rows = block_rows(env.place.rows_lane(), block);
+    let rows = env.place.token_blocks().rows(block);
     let lane = rows.start / env.place.rows_lane();
     (rows, lane)
 }

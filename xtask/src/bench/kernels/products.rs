@@ -5,9 +5,6 @@ use kernels::{Acc, Mat, MatMut, product};
 use super::{Bench, Limit, Measured, model, normal, others};
 use crate::bench::shapes::Shape;
 
-/// Tokens of the output projection at a time, as `program::instr` has them.
-const HEAD_ROWS: usize = program::instr::TOKEN_BLOCK;
-
 /// How a weight [out, in] is used.
 #[derive(Clone, Copy, PartialEq, Debug)]
 pub enum Form {
@@ -40,7 +37,7 @@ pub fn of(shape: &Shape) -> Result<Vec<Product>, String> {
         ("o", tokens, hidden, q),
         ("gate, up", tokens, model.ffn, hidden),
         ("down", tokens, hidden, model.ffn),
-        ("output", HEAD_ROWS.min(tokens), model.vocab_padded(), hidden),
+        ("output", program::TokenBlocks::new(tokens, model.vocab_padded()).most(), model.vocab_padded(), hidden),
     ];
     Ok(weights.into_iter().flat_map(|(name, rows, out, inner)| forms(shape.name, name, rows, out, inner)).collect())
 }

@@ -20,7 +20,8 @@ pub fn measure(bench: &Bench, shape: &Shape) -> Result<(), String> {
     let tokens = shape.seq * shape.batch;
     norms(bench, shape, tokens, model.hidden);
     activations(bench, shape, tokens, model.ffn);
-    losses(bench, shape, program::instr::TOKEN_BLOCK.min(tokens), model.vocab_padded());
+    let blocks = program::TokenBlocks::new(tokens, model.vocab_padded());
+    losses(bench, shape, blocks.most(), model.vocab_padded());
     if shape.name == "L" {
         update(bench, shape);
     }
