@@ -18,6 +18,8 @@ pub struct Struck {
     pub detected: bool,
     /// The step went on after it.
     pub repaired: bool,
+    /// Its process has no place any more.
+    pub gone: bool,
 }
 
 /// Follows recoveries from trouble to the first step after it.
@@ -43,7 +45,7 @@ impl Repairs {
             fault.kind.shows() && fault.step == step + 1 && rank.is_none_or(|rank| fault.concerns(rank))
         };
         let seen = self.early.iter().position(this).map(|at| self.early.swap_remove(at));
-        self.struck.push(Struck { fault, at, detected: seen.is_some(), repaired: false });
+        self.struck.push(Struck { fault, at, detected: seen.is_some(), repaired: false, gone: false });
     }
 
     /// Whether it has.
@@ -54,7 +56,7 @@ impl Repairs {
     /// Milliseconds since the fault behind a trouble struck, if one that was asked for is; from then on it is detected. Else
     /// all was well at `last_sign`, as far as it showed.
     pub fn trouble(&mut self, trouble: &Trouble, at: f64, last_sign: Option<f64>) -> Option<f64> {
-        let new = |s: &&mut Struck| !s.detected && s.fault.kind.shows();
+        let new = |s: &&mut Struck| !s.detected && s.fault.kind.shows_as(&trouble.kind);
         let named = |s: &&mut Struck| trouble.rank.is_none_or(|rank| s.fault.concerns(rank));
         // A rank may suffer more than one in a step: what the trouble looks like comes first.
         let like = |s: &&mut Struck| s.fault.kind.looks_like(&trouble.kind);
@@ -63,7 +65,7 @@ impl Repairs {
             struck = self.struck.iter_mut().rev().filter(new).find(named);
         }
         if struck.is_none() {
-            struck = self.struck.iter_mut().rev().find(|s| !s.detected && s.fault.kind.shows());
+            struck = self.struck.iter_mut().rev().find(new);
         }
         let fault = struck.map(|struck| {
             struck.detected = true;
@@ -122,11 +124,17 @@ impl Repairs {
 
     /// A new world has its places, by `remedy`.
     pub fn placed(&mut self, remedy: &str, resumed_at: u64, members: &[Process], at: f64) {
-        // What a process that has no place any more held went with it, unless a step was committed with it.
+        // What a process that has no place any more held went with it, and so did its device; what it made of steps that are
+        // computed again, too.
         let before = std::mem::replace(&mut self.members, members.to_vec());
-        let gone = |rank: u32| before.get(rank as usize).is_some_and(|process| !members.contains(process));
-        let lost = |s: &&mut Struck| s.fault.kind.flips_state() && s.fault.step >= resumed_at && gone(s.fault.rank);
-        self.struck.iter_mut().filter(lost).for_each(|s| s.detected = true);
+        for struck in &mut self.struck {
+            let kind = struck.fault.kind;
+            struck.gone |= before.get(struck.fault.rank as usize).is_some_and(|process| !members.contains(process));
+            struck.detected |=
+                struck.gone && struck.fault.step >= resumed_at && (kind.flips_state() || kind == FaultKind::FlipDevice);
+            // Its links are those of the world that ended.
+            struck.detected |= matches!(kind, FaultKind::Partition { .. });
+        }
         self.connected.clear();
         self.loaded.clear();
         self.early.clear();
@@ -278,18 +286,24 @@ impl FaultKind {
         matches!(self, Self::FlipMoment | Self::FlipWeight)
     }
 
-    /// Whether a trouble of the name `trouble` is how it shows.
+    /// Whether a trouble of the name `trouble` can be how it shows: that a device errs only those see who compute the same.
+    fn shows_as(self, trouble: &str) -> bool {
+        self.shows() && (self != Self::FlipDevice || matches!(trouble, "broken device" | "disputed"))
+    }
+
+    /// Whether a trouble of the name `trouble` is how it looks first of all.
     fn looks_like(self, trouble: &str) -> bool {
         match trouble {
             "bad message" => self == Self::FlipMessage,
             "corrupt" => self.flips_state(),
+            "no progress" | "deadline" => matches!(self, Self::Partition { .. }),
             _ => false,
         }
     }
 
     /// It is over when the step is computed again.
     fn spoils_gradients(self) -> bool {
-        matches!(self, Self::Nan | Self::FlipGradient)
+        matches!(self, Self::Nan | Self::FlipGradient | Self::FlipMessage)
     }
 }
 
@@ -307,7 +321,7 @@ mod tests {
     fn a_fault_is_seen_although_its_rank_tells_of_it_later() {
         let (kind, detail) = ("bad message".into(), String::new());
         let trouble = Trouble { id: 1, kind, rank: Some(3), host: None, step: 11, detail };
-        let fault = |rank, step| Fault { rank, step, kind: FaultKind::FlipMessage };
+        let fault = |rank, step| Fault { rank, step, kind: FaultKind::Stop };
         let account = |late: Fault| {
             let mut repairs = Repairs::default();
             assert_eq!(repairs.trouble(&trouble, 1.0, None), None);
@@ -376,7 +390,8 @@ mod tests {
         assert_eq!(repairs.unseen(), None, "it spoils no state");
         [9, 7].iter().for_each(|step| repairs.fired(Fault { rank: 1, step: *step, kind: FaultKind::FlipDevice }, 0.1));
         assert_eq!(repairs.unseen(), Some(7));
-        let trouble = Trouble { id: 1, kind: "exit".into(), rank: Some(1), host: None, step: 9, detail: String::new() };
+        let trouble =
+            Trouble { id: 1, kind: "disputed".into(), rank: Some(1), host: None, step: 9, detail: String::new() };
         for _ in 0..2 {
             repairs.trouble(&trouble, 1.0, None);
         }
@@ -420,6 +435,26 @@ mod tests {
         assert!(why.contains("not detected") && why.contains("weight"), "who stays keeps its state: {why}");
         assert_eq!(account([one, one], true), Ok(()), "its hash told");
         assert_eq!(account([one, two], false), Ok(()), "it went with its process");
+    }
+
+    #[test]
+    fn a_device_that_went_with_its_process_is_undone_once_its_steps_are_made_again() {
+        let account = |resumed_at: [u64; 2], kind| {
+            let mut repairs = Repairs::default();
+            repairs.seated(&[Process(1), Process(2)]);
+            repairs.fired(Fault { rank: 1, step: 8, kind }, 0.1);
+            repairs.trouble(&trouble("exit", 1, 8), 0.2, None);
+            repairs.placed("restart", resumed_at[0], &[Process(1), Process(3)], 0.3);
+            repairs.trouble(&trouble("disagree", 0, 11), 0.4, None);
+            repairs.placed("back", resumed_at[1], &[Process(1), Process(3)], 0.5);
+            repairs.step(12, 0.6);
+            repairs.account().is_ok()
+        };
+        let device = FaultKind::FlipDevice;
+        assert!(account([8, 12], device), "its step was made again by another one");
+        assert!(account([9, 6], device), "the run went back before it later");
+        assert!(!account([9, 12], device), "neither its end nor copies that differ are a check");
+        assert!(account([9, 12], FaultKind::Partition { peer: 0 }), "it went with the links");
     }
 
     #[test]

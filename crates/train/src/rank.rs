@@ -129,7 +129,8 @@ pub fn run(job: &Job, endpoint: Endpoint, start: Start, sink: &dyn Fn(Said)) -> 
         took_s: 0.0,
         from_peers: loaded.from_peers,
         clock: Watcher::new(job.pulse.wall.clone()),
-        recheck_at: job.recheck.then_some(loaded.step + 1),
+        recheck_at: None,
+        recheck_until: if job.recheck { loaded.step + job.run.guard.recompute_every.max(1) } else { 0 },
         stops: false,
         open_at: loaded.open.then_some(loaded.step),
     };
@@ -197,6 +198,8 @@ struct RankRun<'a> {
     clock: Watcher,
     /// The step that is checked in any case.
     recheck_at: Option<u64>,
+    /// Up to this step all are checked.
+    recheck_until: u64,
     /// A stop was asked for and waits for a step that is checked.
     stops: bool,
     /// The step whose checkpoint an earlier world may have written.
@@ -317,7 +320,7 @@ impl RankRun<'_> {
         let validates = train.eval_every > 0 && step.is_multiple_of(train.eval_every);
         let may_end = validates && train.patience > 0 && self.best.since + 1 >= train.patience;
         let due = every > 0 && (step.is_multiple_of(every) || step == train.steps || may_end);
-        due || self.recheck_at == Some(step)
+        due || self.recheck_at == Some(step) || step <= self.recheck_until
     }
 
     /// Whether the run stops after `step`, if that was `asked` for. After one that nobody checked it takes one more, which is checked.

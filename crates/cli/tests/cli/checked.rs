@@ -137,3 +137,21 @@ fn a_resume_from_unchecked_steps_does_not_vouch_for_them() {
     assert!(out.stdout.contains("going on after step 10 "), "{out}");
     assert_eq!(out.digest(), undisturbed(), "{out}");
 }
+
+/// Rank 1 erred in a step that nobody had checked when it ended. Its copies of the norms show it at last, and by then it is in checkpoints, too:
+/// the run goes back to before what was never checked.
+#[test]
+fn copies_that_differ_take_the_run_back_to_before_what_was_never_checked() {
+    let lab = Lab::new();
+    let sets = [
+        "train.steps=24",
+        "layout.dp=2",
+        "layout.tp=2",
+        "layout.zero=1",
+        "checkpoint.every=2",
+        "guard.recompute_every=5",
+    ];
+    let out = lab.train("out", &["--inject", "flip:1@8:device,kill:1@9"], &sets).expect(0);
+    assert!(out.stdout.contains("as some were not checked"), "{out}");
+    assert_eq!(out.digest(), undisturbed(), "{out}");
+}

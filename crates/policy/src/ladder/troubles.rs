@@ -180,7 +180,7 @@ impl Policy {
             Cause::NotFinite { step, reason } => {
                 self.trouble(now, "not finite", None, format!("step {step}: {reason}"));
             }
-            Cause::Disagree { reason } => self.trouble(now, "disagree", None, reason),
+            Cause::Disagree { reason } => self.disagree(now, reason),
             Cause::Lost { reason } => self.trouble(now, "lost", None, reason),
         }
     }
@@ -206,6 +206,24 @@ impl Policy {
         if self.phase == Phase::Forming && self.go_back() {
             self.origin = Next::Saved;
         }
+    }
+
+    /// Copies of one state are not alike: some step made them so. Where steps are checked it was one that was not, and what was saved
+    /// since has it, too. The next steps are checked all: who made it may still be there.
+    fn disagree(&mut self, now: u64, reason: String) {
+        let unseen = self.saves.back_before_unseen().filter(|back| back.first <= self.reached);
+        let checks = super::checks_every(self.run()) > 0;
+        let unchecked = || self.saves.back(self.reached + 1, self.reached).filter(|_| checks);
+        let Some(back) = unseen.or_else(unchecked) else {
+            return self.trouble(now, "disagree", None, reason);
+        };
+        let (first, last, from) = (back.first, self.reached, back.name());
+        let detail = format!(
+            "{reason}; steps {first} to {last} may be spoilt, as some were not checked, and are computed again, from {from}"
+        );
+        self.act(Action::Distrust { after: first - 1 }, format!("steps {first} to {last} may be spoilt"));
+        (self.suspect, self.recheck) = (Some(back), true);
+        self.trouble(now, "disagree", None, detail);
     }
 
     /// Ranks of which one has a broken device: one of them gets another process. Where nobody can tell which it is they have their

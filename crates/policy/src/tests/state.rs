@@ -178,9 +178,9 @@ fn what_a_device_may_have_spoilt_since_the_last_check_is_computed_again() {
         desk.load(4);
         (5..=7).for_each(|step| drop(desk.on(Input::Step { step })));
         desk.on(Input::Checkpoint { step: 6, path: "c/6".into() });
-        let disagree = || Cause::Disagree { reason: "0 and 1".into() };
+        let lost = || Cause::Lost { reason: "0 and 1".into() };
         let members = desk.policy.world().unwrap().processes.clone();
-        let last = members.iter().map(|p| desk.says(p.0, super::at(7), disagree())).last().unwrap();
+        let last = members.iter().map(|p| desk.says(p.0, super::at(7), lost())).last().unwrap();
         assert_eq!(formed(&last).origin, Origin::Disk("c/6".into()));
     }
 }
@@ -196,17 +196,12 @@ fn what_was_checked_before_the_run_went_back_is_not_checked_after_it() {
         out.extend(new.iter().flat_map(|p| desk.on(Input::Ready { process: *p })));
         out
     };
-    let disagree = |desk: &mut Desk| {
-        let members = desk.policy.world().unwrap().processes.clone();
-        let cause = || Cause::Disagree { reason: "0 and 1".into() };
-        members.iter().flat_map(|p| desk.says(p.0, at(8), cause())).collect::<Vec<_>>()
-    };
-    for (dead, to) in [true, false].into_iter().flat_map(|dead| [0, 4, 8].map(|to| (dead, to))) {
+    for to in [0, 4, 8] {
         let mut desk = Desk::running(&sets, 8);
         if to > 0 {
             desk.on(Input::Checkpoint { step: to, path: format!("c/{to}").into() });
         }
-        let world = formed(&if dead { kill_all(&mut desk) } else { disagree(&mut desk) });
+        let world = formed(&kill_all(&mut desk));
         assert_eq!((matches!(world.origin, Origin::Peers { .. }), desk.policy.reached()), (false, to));
         desk.load(to);
         let found = if to < 6 { 6 } else { 12 };
@@ -222,6 +217,30 @@ fn what_was_checked_before_the_run_went_back_is_not_checked_after_it() {
         let origin = if to == 4 { Origin::Disk("c/4".into()) } else { Origin::Fresh };
         assert_eq!(world.origin, origin, "back to {to}");
     }
+}
+
+/// Copies that are not alike where steps were never checked: the run goes back before these, and not to what was saved since.
+#[test]
+fn copies_that_differ_are_the_fault_of_what_was_never_checked() {
+    let mut desk = Desk::running(&["layout.dp=4", "guard.recompute_every=4"], 7);
+    [2, 4, 6]
+        .iter()
+        .for_each(|step| drop(desk.on(Input::Checkpoint { step: *step, path: format!("c/{step}").into() })));
+    let new = spawns(&desk.exits(1))[0];
+    [0, 2, 3].iter().for_each(|p| drop(desk.says(*p, at(7), Cause::Aborted)));
+    let world = formed(&desk.on(Input::Ready { process: new }));
+    desk.load(7);
+    for step in 8..=12 {
+        desk.on(Input::Step { step });
+        desk.on(Input::Checkpoint { step, path: format!("c/{step}").into() });
+    }
+    assert_eq!((desk.policy.checked(), desk.policy.unseen(), desk.policy.vouched()), (Some(12), Some(5), Some(4)));
+    let cause = || Cause::Disagree { reason: "norm differs on 0 and 1".into() };
+    let said: Vec<_> = world.processes.iter().flat_map(|p| desk.says(p.0, at(12), cause())).collect();
+    assert!(said.contains(&Action::Distrust { after: 4 }), "{said:?}");
+    let world = formed(&said);
+    assert_eq!((&world.origin, desk.policy.reached(), desk.policy.unseen()), (&Origin::Disk("c/4".into()), 4, None));
+    assert!(world.recheck);
 }
 
 #[test]

@@ -145,7 +145,7 @@ pub fn plan(before: &Run, holders: &[Option<usize>], corrupt: &[&[Piece]], after
     }
     // Round by round each rank gives to one and gets from one.
     let world = after.layout.world();
-    out.moves.sort_by_key(|m| ((m.to + world - m.from.now) % world, m.from.now));
+    out.moves.sort_by_key(|m| ((m.to + world - m.from.now % world) % world, m.from.now));
     out
 }
 
