@@ -82,7 +82,7 @@ impl Repairs {
             struck.detected = true;
         }
         // A step that is left for another reason is computed again: what its gradients suffered goes with it.
-        let spoilt = |s: &&mut Struck| s.fault.kind.spoils_gradients() && s.fault.step > trouble.step;
+        let spoilt = |s: &&mut Struck| s.fault.kind.goes_with_its_step() && s.fault.step > trouble.step;
         for struck in self.struck.iter_mut().filter(spoilt) {
             struck.detected = true;
         }
@@ -141,7 +141,7 @@ impl Repairs {
         // The disk that the next checkpoint would have found full was that of the world that ended.
         self.struck.retain(|s| s.detected || s.fault.kind != FaultKind::DiskFull);
         // What a step of the world that ended was spoilt with went with it, before anybody could see it.
-        let undone = |s: &&mut Struck| s.fault.kind.spoils_gradients() && s.fault.step >= resumed_at;
+        let undone = |s: &&mut Struck| s.fault.kind.goes_with_its_step() && s.fault.step >= resumed_at;
         self.struck.iter_mut().filter(undone).for_each(|s| s.detected = true);
         // Who has another process reads the clock as it is now.
         self.clock_seen(None);
@@ -301,9 +301,14 @@ impl FaultKind {
         }
     }
 
-    /// It is over when the step is computed again.
+    /// Its rank can find it by itself, and computes the step again.
     fn spoils_gradients(self) -> bool {
-        matches!(self, Self::Nan | Self::FlipGradient | Self::FlipMessage)
+        matches!(self, Self::Nan | Self::FlipGradient)
+    }
+
+    /// It is over when a new world computes the step again.
+    fn goes_with_its_step(self) -> bool {
+        self.spoils_gradients() || self == Self::FlipMessage
     }
 }
 
@@ -400,15 +405,28 @@ mod tests {
 
     #[test]
     fn what_spoils_a_step_that_its_world_does_not_end_is_undone() {
-        let account = |resumed_at| {
+        let account = |kind, resumed_at| {
             let mut repairs = Repairs::default();
-            repairs.fired(Fault { rank: 1, step: 8, kind: FaultKind::Nan }, 0.1);
+            repairs.fired(Fault { rank: 1, step: 8, kind }, 0.1);
             repairs.placed("all", resumed_at, &[], 0.2);
             repairs.step(9, 0.3);
             repairs.account()
         };
-        assert_eq!(account(8), Ok(()));
-        assert!(account(9).is_err(), "the step was committed with it");
+        for kind in [FaultKind::Nan, FaultKind::FlipMessage] {
+            assert_eq!(account(kind, 8), Ok(()));
+            assert!(account(kind, 9).is_err(), "the step was committed with it");
+        }
+    }
+
+    #[test]
+    fn a_step_that_a_rank_computes_again_says_nothing_of_messages() {
+        let mut repairs = Repairs::default();
+        let fault = |kind| Fault { rank: 1, step: 8, kind };
+        [FaultKind::FlipMessage, FaultKind::Nan].iter().for_each(|kind| repairs.fired(fault(*kind), 0.1));
+        repairs.replayed(8);
+        repairs.step(8, 0.2);
+        let why = repairs.account().unwrap_err();
+        assert!(why.contains("not detected: flip message"), "{why}");
     }
 
     fn trouble(kind: &str, rank: u32, step: u64) -> Trouble {

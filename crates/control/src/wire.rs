@@ -100,7 +100,7 @@ pub struct Assignment {
     pub origin: Origin,
     /// Deliberate faults still to come, of this rank.
     pub faults: Vec<Fault>,
-    /// The first step is checked by other ranks, whatever the run file says.
+    /// The first steps, as many as lie between two checks (`guard.recompute_every`, at least one), are checked by other ranks.
     #[serde(default)]
     pub recheck: bool,
     /// Where steps are checked: the last one that was; what checkpoints say of themselves counts from it on.

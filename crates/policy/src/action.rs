@@ -43,7 +43,8 @@ pub struct World {
     pub layout: String,
     /// Where its state comes from.
     pub origin: Origin,
-    /// Its first step is checked by other ranks, whatever the run file says: a spare has found a step wrong.
+    /// Its first steps are checked by other ranks, whatever the run file says: a spare has found a step wrong, copies differ, or it begins with
+    /// steps that nobody checked.
     #[serde(default)]
     pub recheck: bool,
 }

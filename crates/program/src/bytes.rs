@@ -75,7 +75,7 @@ pub struct Sizes {
     stream: u64,
     /// Lanes of one unit on a rank.
     lanes: usize,
-    /// Tokens of one lane.
+    /// How the head cuts the tokens of a unit.
     blocks: TokenBlocks,
     /// Tensor cells that a rank hosts.
     cells_hosted: u64,

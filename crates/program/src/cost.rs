@@ -34,6 +34,7 @@ pub struct Costs<'a> {
     layout: &'a Layout,
     /// Tokens of one unit on a rank.
     tokens: f64,
+    /// How the head cuts them.
     blocks: TokenBlocks,
     /// There are context cells.
     context: bool,

@@ -74,7 +74,7 @@ pub struct Job {
     pub faults: Vec<Fault>,
     /// A deliberate fault, that a proof must catch.
     pub mutant: Option<Mutant>,
-    /// The first step is checked by other ranks in any case.
+    /// The first steps, as many as lie between two checks (`guard.recompute_every`, at least one), are checked by other ranks.
     pub recheck: bool,
     /// Where steps are checked: the last one before this world that was.
     pub checked: Option<u64>,

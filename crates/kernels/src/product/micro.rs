@@ -14,10 +14,9 @@ pub(super) const AVX512: (usize, usize) = (14, 32);
 pub(super) const AVX512_WIDE: (usize, usize) = (6, 64);
 const LARGEST: usize = AVX512.0 * AVX512.1;
 
-/// Rows that a packed tile of the left operand has room for: those of a tile, and up to whole eights.
-pub(super) const fn lanes(mr: usize) -> usize {
-    mr.next_multiple_of(8)
-}
+/// Rows that a packed tile of the left operand has room for, on every path: those of a tile, and up to whole eights.
+pub(super) const LANES: usize = 8;
+const _: () = assert!(AVX2.0 <= LANES && AVX512_WIDE.0 <= LANES);
 
 /// Where the operands of a tile are.
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -26,7 +25,7 @@ pub(super) enum Place {
     Near,
     /// b comes from the second cache, c from anywhere: both are asked for ahead.
     Far,
-    /// The same, and a is packed: column after column, of [`lanes`] rows each.
+    /// The same, and a is packed: column after column, of [`LANES`] rows each.
     Packed,
 }
 
@@ -80,7 +79,7 @@ macro_rules! by_rows {
 unsafe fn run(level: Level, place: Place, nr: usize, a: Mat, b: *const f32, c: *mut f32, rs: usize, add: bool) {
     let (rows, k) = (a.rows, a.cols);
     let a = Broadcast { ptr: a.data.as_ptr(), rs: a.rs, ks: a.cs };
-    debug_assert!(place != Place::Packed || (a.rs, a.ks) == (1, lanes(super::wide(level).0)));
+    debug_assert!(place != Place::Packed || (a.rs, a.ks) == (1, LANES));
     // SAFETY: the caller's promise; a `Level` exists only for a path that the CPU has.
     unsafe {
         match level.path() {
@@ -164,10 +163,6 @@ mod x86 {
     use std::arch::asm;
     use std::arch::x86_64::*;
 
-    /// Rows of a whole tile whose a may be packed, on every path.
-    const MR_MOST: usize = super::AVX2.0;
-    const _: () = assert!(super::AVX512_WIDE.0 == MR_MOST);
-
     /// Steps by which b is asked for before its use.
     const AHEAD: usize = 16;
 
@@ -198,7 +193,7 @@ mod x86 {
                 rs: usize,
                 add: bool,
             ) {
-                let (a_rs, a_ks) = if PLACE == 2 { (1, super::lanes(MR_MOST)) } else { (a.rs, a.ks) };
+                let (a_rs, a_ks) = if PLACE == 2 { (1, super::LANES) } else { (a.rs, a.ks) };
                 // Rows in fours, each found from a pointer of its own: see `unrelated`.
                 let mut at = [a.ptr; 4];
                 let three = if PLACE == 2 { 3 } else { unrelated(3 * a_rs) };

@@ -4,7 +4,7 @@ mod micro;
 mod pack;
 mod packed;
 
-use micro::Place;
+use micro::{LANES, Place};
 pub(crate) use pack::Buffer;
 pub use packed::{Packed, Right};
 
@@ -235,12 +235,12 @@ impl<'a> Panels<'a> {
     fn multiply_block(&self, level: Level, a: Mat, mut c: MatMut, acc: Acc, buffer: &mut Buffer) {
         let ((mr, strip), unit) = (wide(level), tile(level).1);
         assert_eq!(self.strip, strip, "panels for operands in the first cache");
-        let (m, lanes, width) = (c.rows(), micro::lanes(mr), self.n.next_multiple_of(unit));
+        let (m, width) = (c.rows(), self.n.next_multiple_of(unit));
         let tiles = m.div_ceil(mr);
         // Columns of a that are far apart: else every step of a tile would touch another page.
         let packed = (a.cs > DIRECT_MAX).then(|| {
-            let packed = buffer.take(tiles * lanes * self.k);
-            pack::tiles(level, a, even(m, mr), lanes, packed);
+            let packed = buffer.take(tiles * LANES * self.k);
+            pack::tiles(level, a, even(m, mr), packed);
             &*packed
         });
         for columns in even_strips(self.n, strip, NC) {
@@ -250,8 +250,8 @@ impl<'a> Panels<'a> {
                 for (t, rows) in even(m, mr).enumerate() {
                     let (place, a) = match packed {
                         Some(packed) => {
-                            let data = &packed[(t * self.k + k0) * lanes..][..inner.len() * lanes];
-                            (Place::Packed, Mat { data, rows: rows.len(), cols: inner.len(), rs: 1, cs: lanes })
+                            let data = &packed[(t * self.k + k0) * LANES..][..inner.len() * LANES];
+                            (Place::Packed, Mat { data, rows: rows.len(), cols: inner.len(), rs: 1, cs: LANES })
                         }
                         None => (Place::Far, a.rows_range(rows.clone()).cols_range(inner.clone())),
                     };

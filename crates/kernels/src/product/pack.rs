@@ -2,6 +2,7 @@
 
 use std::ops::Range;
 
+use super::micro::LANES;
 use crate::mat::Mat;
 use crate::simd::{Level, by_level};
 
@@ -74,24 +75,23 @@ fn pack_even(level: Level, b: Mat, width: usize, out: &mut [f32]) {
     }
 }
 
-/// Packs the rows of `a` (rows x k) tile by tile, each of at most `width` (8) rows: `out[tile][k][row]`; the rows
-/// that a tile lacks hold anything.
-pub(super) fn tiles(level: Level, a: Mat, tiles: impl Iterator<Item = Range<usize>>, width: usize, out: &mut [f32]) {
+/// Packs the rows of `a` (rows x k) tile by tile, each of at most [`LANES`] rows: `out[tile][k][row]`; the rows that a
+/// tile lacks hold anything.
+pub(super) fn tiles(level: Level, a: Mat, tiles: impl Iterator<Item = Range<usize>>, out: &mut [f32]) {
     let tiles: Vec<_> = tiles.collect();
     if a.rs == 1 {
         a.check();
-        return copy_tiles(level, a, &tiles, width, out);
+        return copy_tiles(level, a, &tiles, out);
     }
-    for (rows, out) in tiles.into_iter().zip(out.chunks_exact_mut(width * a.cols)) {
-        pack_even(level, a.rows_range(rows).t(), width, out);
+    for (rows, out) in tiles.into_iter().zip(out.chunks_exact_mut(LANES * a.cols)) {
+        pack_even(level, a.rows_range(rows).t(), LANES, out);
     }
 }
 
 by_level! {
     /// Tiles of a matrix whose columns are contiguous.
-    fn copy_tiles(a: Mat<'_>, tiles: &[Range<usize>], width: usize, out: &mut [f32]) {
-        assert_eq!(width, 8);
-        copy_tiles_body::<8>(a, tiles, out);
+    fn copy_tiles(a: Mat<'_>, tiles: &[Range<usize>], out: &mut [f32]) {
+        copy_tiles_body(a, tiles, out);
     }
 }
 
@@ -100,16 +100,16 @@ const COLUMNS: usize = 16;
 
 /// Some columns of a after the others, through all tiles: its memory is read in order.
 #[inline(always)]
-fn copy_tiles_body<const W: usize>(a: Mat, tiles: &[Range<usize>], out: &mut [f32]) {
+fn copy_tiles_body(a: Mat, tiles: &[Range<usize>], out: &mut [f32]) {
     let k = a.cols;
     for first in (0..k).step_by(COLUMNS) {
         for (t, rows) in tiles.iter().enumerate() {
             let columns = first..k.min(first + COLUMNS);
-            let out = &mut out[(t * k + first) * W..][..columns.len() * W];
-            for (p, out) in columns.zip(out.as_chunks_mut::<W>().0) {
+            let out = &mut out[(t * k + first) * LANES..][..columns.len() * LANES];
+            for (p, out) in columns.zip(out.as_chunks_mut::<LANES>().0) {
                 let column = &a.data[p * a.cs..];
                 // What lies behind the rows of a tile comes with them where there is anything.
-                match column.get(rows.start..rows.start + W) {
+                match column.get(rows.start..rows.start + LANES) {
                     Some(rows) => out.copy_from_slice(rows),
                     None => out[..rows.len()].copy_from_slice(&column[rows.clone()]),
                 }

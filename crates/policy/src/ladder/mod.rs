@@ -90,7 +90,7 @@ pub struct Policy {
     suspect: Option<Back>,
     /// A broken device was found in the world of the moment.
     broken_seen: bool,
-    /// The next step is to be checked by other ranks.
+    /// The next steps are to be checked by other ranks.
     recheck: bool,
     /// Members may have a broken device that nobody could name for sure, and no step was checked since.
     doubt: bool,

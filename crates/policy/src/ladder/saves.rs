@@ -130,13 +130,6 @@ impl Saves {
         (clean < committed).then_some(Back { first: clean + 1, to })
     }
 
-    /// Where to go back to if something that nobody can check any more shows: before it.
-    pub fn back_before_unseen(&self) -> Option<Back> {
-        let first = self.unseen?.min(self.checked + 1);
-        let to = self.all.iter().rev().find(|(step, _)| *step < first).cloned();
-        Some(Back { first, to })
-    }
-
     /// The run goes back: what is newer is none any more.
     pub fn go(&mut self, back: &Back) {
         self.all.retain(|(step, _)| *step < back.first);

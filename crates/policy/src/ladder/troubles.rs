@@ -211,10 +211,9 @@ impl Policy {
     /// Copies of one state are not alike: some step made them so. Where steps are checked it was one that was not, and what was saved
     /// since has it, too. The next steps are checked all: who made it may still be there.
     fn disagree(&mut self, now: u64, reason: String) {
-        let unseen = self.saves.back_before_unseen().filter(|back| back.first <= self.reached);
-        let checks = super::checks_every(self.run()) > 0;
-        let unchecked = || self.saves.back(self.reached + 1, self.reached).filter(|_| checks);
-        let Some(back) = unseen.or_else(unchecked) else {
+        let checks = super::checks_every(self.run()) > 0 || self.saves.unseen().is_some();
+        let back = self.saves.back(self.saves.all_checked() + 1, self.reached);
+        let Some(back) = back.filter(|_| checks) else {
             return self.trouble(now, "disagree", None, reason);
         };
         let (first, last, from) = (back.first, self.reached, back.name());

@@ -48,7 +48,7 @@ pub struct Part {
     pub cores: Vec<usize>,
     /// Faults to come, of the rank.
     pub faults: Vec<Fault>,
-    /// The first step is checked by other ranks in any case.
+    /// The first steps are checked by other ranks: [`crate::rank::Job::recheck`].
     pub recheck: bool,
     /// Where steps are checked: the last one that was.
     pub checked: Option<u64>,
