@@ -2,6 +2,7 @@
 
 mod bench;
 mod chaos;
+mod flaky;
 mod floors;
 mod parity;
 mod prove;
@@ -28,6 +29,8 @@ enum Command {
     Parity,
     /// Random faults over random layouts of a small run; each must end with the digest of the undisturbed one.
     Chaos(chaos::Args),
+    /// Run the tests many times on a busy machine, and tell which fail.
+    Flaky(flaky::Args),
     /// Measure the speed, beside others.
     #[command(subcommand)]
     Bench(bench::Bench),
@@ -39,6 +42,7 @@ fn main() -> ExitCode {
         Command::Check => floors::check(root),
         Command::Prove(args) => prove::run(root, &args),
         Command::Chaos(args) => chaos::run(root, &args),
+        Command::Flaky(args) => flaky::run(root, &args),
         Command::Parity => parity::run(root),
         Command::Bench(what) => bench::run(root, &what),
     };

@@ -8,9 +8,10 @@ use std::time::{Duration, Instant};
 
 use netns::Net;
 
+use super::Args;
+use super::injected::{REDUCED, RUN, needs_reduced, ranks_of, shown, undisturbed};
 use super::process::{Process, send};
-use super::{Args, REDUCED, RUN, needs_reduced, ranks_of, seed, shown, undisturbed};
-use crate::prove::launch::{Launcher, build};
+use crate::prove::launch::Launcher;
 use crate::prove::random::Random;
 
 const HOSTS: usize = 3;
@@ -87,9 +88,9 @@ struct Trial<'a> {
 
 /// See the module; true if every digest is equal.
 pub fn run(root: &Path, args: &Args) -> Result<bool, String> {
-    let seed = seed(args);
+    let seed = args.seed();
     let net = Net::new(HOSTS)?;
-    let binary = build(root)?;
+    let binary = args.binary(root)?;
     let folder = tempfile::tempdir().map_err(|e| format!("cannot make a folder: {e}"))?;
     let launcher = Launcher { binary: binary.clone(), folder: folder.path().to_owned() };
     let path = root.join(RUN);
