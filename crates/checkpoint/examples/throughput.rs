@@ -73,6 +73,7 @@ fn round(
     lap("write, sync");
     let definition = "throughput".into();
     let meta = Meta {
+        validations: None,
         step: 1,
         cursor: 0,
         definition,

@@ -128,15 +128,20 @@ impl Attempt {
         })
     }
 
-    /// Whether the step has a checkpoint already, good and of just these files.
-    fn is_there(&self, files: &[FileEntry]) -> bool {
+    /// Whether the step has a checkpoint already, good, of just these files, and with the same past.
+    fn is_there(&self, files: &[FileEntry], meta: &Meta) -> bool {
         let place = step_dir(&self.root, self.step);
         let by_name = |files: &[FileEntry]| {
             let mut files = files.to_vec();
             files.sort_by(|a, b| a.name.cmp(&b.name));
             files
         };
-        let same = |known: &Checkpoint| by_name(known.files()) == by_name(files) && known.verify().good();
+        // What was checked when it was written is no part of what it is.
+        let past =
+            |meta: &Meta| (meta.cursor, meta.numerics_version, meta.tp, meta.validations, meta.definition.clone());
+        let same = |known: &Checkpoint| {
+            by_name(known.files()) == by_name(files) && past(known.meta()) == past(meta) && known.verify().good()
+        };
         has_manifest(&place) && Checkpoint::open_alone(&place).is_ok_and(|known| same(&known))
     }
 
@@ -193,7 +198,7 @@ impl Attempt {
     ) -> Result<Committed, CheckpointError> {
         let place = step_dir(&self.root, self.step);
         let publish = || {
-            let there = self.is_there(&files);
+            let there = self.is_there(&files, meta);
             let folder = commit_to(storage, &self.base(), tensors, meta, files)?;
             for writer in 0..self.writers {
                 let path = self.part(writer);

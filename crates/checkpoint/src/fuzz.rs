@@ -35,6 +35,7 @@ fn manifest() -> Manifest {
     let definition = format!("checksum = {}", "0".repeat(64));
     let (digest, taken_unix_ms) = (Some("0".repeat(64)), Some(1));
     let meta = Meta {
+        validations: None,
         step: 3,
         cursor: 9,
         definition,

@@ -47,7 +47,7 @@ pub use digest::{Digest, DigestBuilder, HashPiece, TensorDigest, decode_pieces, 
 pub use error::{CheckpointError, DigestError, Place};
 pub use folder::{Newest, Retention, discard, list, newest, newest_before, prune, retain, step_dir};
 pub use hash::{Hash, chunk_hashes, chunks};
-pub use manifest::{FileEntry, MANIFEST, MANIFEST_BYTES_MAX, Meta, PieceEntry, SCHEMA};
+pub use manifest::{FileEntry, MANIFEST, MANIFEST_BYTES_MAX, Meta, PieceEntry, SCHEMA, Validations};
 pub use read::Checkpoint;
 pub use rewrite::{WholeTensor, mean, write_tensors};
 pub use snapshot::Snapshot;

@@ -47,6 +47,20 @@ pub struct Meta {
     /// of them.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub unseen: Option<u64>,
+    /// Validations up to `step`: they decide when the run ends and which checkpoint is kept as the best. `None`: an older version
+    /// wrote the checkpoint, and does not say.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub validations: Option<Validations>,
+}
+
+/// What a run knows of its validations.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Validations {
+    /// Step and loss (nats per token, finite) of the best one; `None`: there was none.
+    pub best: Option<(u64, f64)>,
+    /// Validations since the best one.
+    pub since: u64,
 }
 
 /// One file of a checkpoint.

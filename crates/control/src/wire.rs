@@ -19,7 +19,7 @@ pub const RANK_COMMAND: &str = "__rank";
 pub const ABOUT_COMMAND: &str = "__about";
 
 /// Changes whenever these messages, or the job in [`ToRank::Hello`], do: binaries of one number understand each other.
-pub const PROTOCOL: u32 = 3;
+pub const PROTOCOL: u32 = 4;
 
 /// What a binary says of itself before a run is handed over to it.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]

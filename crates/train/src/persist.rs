@@ -86,8 +86,8 @@ pub struct Saved {
     pub aside: Option<String>,
 }
 
-/// What the checkpoint of the state after `step` belongs to.
-pub(crate) fn meta(executor: &Executor, step: u64, digest: Option<String>) -> Meta {
+/// What the checkpoint of the state after `step` belongs to; `best` is of the validations up to it.
+pub(crate) fn meta(executor: &Executor, step: u64, digest: Option<String>, best: &Best) -> Meta {
     Meta {
         step,
         cursor: executor.run.cursor(step),
@@ -98,6 +98,7 @@ pub(crate) fn meta(executor: &Executor, step: u64, digest: Option<String>) -> Me
         taken_unix_ms: None,
         checked: executor.checked,
         unseen: executor.unseen.filter(|first| *first <= step),
+        validations: Some((*best).into()),
     }
 }
 
@@ -107,8 +108,8 @@ pub(crate) fn meta(executor: &Executor, step: u64, digest: Option<String>) -> Me
 /// # Errors
 /// The fabric's.
 ///
-/// `best` is the step of the best validation: its checkpoint is marked once it is there. Room is made by who calls
-/// `make_room` then.
+/// `best` is of the validations up to `step`; the checkpoint of the best one is marked once it is there. Room is made by who
+/// calls `make_room` then.
 pub fn save(executor: &mut Executor, root: &Path, step: u64, best: &Best) -> Result<Result<Saved, String>, TrainError> {
     let cursor = executor.run.cursor(step);
     let disk_full = std::mem::take(&mut executor.faults.disk_full);
@@ -141,7 +142,7 @@ pub fn save(executor: &mut Executor, root: &Path, step: u64, best: &Best) -> Res
     let mut verdict = Vec::new();
     if first {
         let result = gather(&all).and_then(|files| {
-            let meta = meta(executor, step, Some(digest.to_string()));
+            let meta = meta(executor, step, Some(digest.to_string()), best);
             let bytes: u64 = files.iter().map(|f| f.bytes).sum();
             let path = checkpoint::commit(root, &executor.tensors, &meta, files).map_err(|e| e.to_string())?;
             Ok((path.display().to_string(), bytes))

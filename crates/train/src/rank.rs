@@ -68,8 +68,6 @@ pub struct Job {
     pub pulse: Arc<Pulse>,
     /// Which steps are profiled, if any.
     pub profiling: Option<Profiling>,
-    /// Validations before the resume.
-    pub best: Best,
     /// Faults to come, of this rank.
     pub faults: Vec<Fault>,
     /// A deliberate fault, that a proof must catch.

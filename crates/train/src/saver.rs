@@ -298,7 +298,7 @@ impl Saver {
             partless: partless.clone(),
             stuck: self.stuck.clone(),
             commit: (self.rank == 0).then(|| Commit {
-                meta: persist::meta(executor, step, None),
+                meta: persist::meta(executor, step, None, best),
                 best: *best,
                 run: executor.run.clone(),
                 uploader: self.uploader.clone(),

@@ -4,7 +4,6 @@ mod common;
 
 use common::{train, train_in};
 use events::Event;
-use train::best::Best;
 use train::rank::Ended;
 
 const SPLIT: [&str; 4] = ["layout.dp=2", "layout.tp=2", "layout.pp=2", "layout.zero=1"];
@@ -38,7 +37,6 @@ fn early_stop_is_the_same_under_every_layout_and_after_a_resume() {
         folder.path(),
         &with(&WORSE, &["checkpoint.every=1", "checkpoint.keep=20", "checkpoint.background=false"]),
         None,
-        Best::default(),
     );
     let Ended::Exhausted(last) = one.ended else { panic!("it ended as {:?}", one.ended) };
     assert!(last < 12, "{:?}", validations(&one.events));
@@ -46,9 +44,8 @@ fn early_stop_is_the_same_under_every_layout_and_after_a_resume() {
     assert_eq!((split.digest(), &split.ended), (one.digest(), &one.ended));
 
     let middle = checkpoint::step_dir(folder.path(), last - 1);
-    let best = Best::replay(validations(&one.events).into_iter(), last - 1);
     let other = tempfile::tempdir().unwrap();
-    let resumed = train_in(other.path(), &with(&WORSE, &["layout.pp=2"]), Some(&middle), best);
+    let resumed = train_in(other.path(), &with(&WORSE, &["layout.pp=2"]), Some(&middle));
     assert_eq!((resumed.digest(), &resumed.ended), (one.digest(), &one.ended));
 }
 
@@ -56,7 +53,7 @@ fn early_stop_is_the_same_under_every_layout_and_after_a_resume() {
 fn the_best_checkpoint_is_marked_and_kept() {
     let folder = tempfile::tempdir().unwrap();
     let sets = ["train.patience=0", "checkpoint.best=true", "checkpoint.keep=1", "checkpoint.background=false"];
-    let told = train_in(folder.path(), &with(&WORSE, &sets), None, Best::default());
+    let told = train_in(folder.path(), &with(&WORSE, &sets), None);
     let seen = validations(&told.events);
     let best = seen.iter().copied().reduce(|a, b| if b.1 < a.1 { b } else { a }).unwrap();
     let marker: serde_json::Value =

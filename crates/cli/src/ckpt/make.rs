@@ -4,7 +4,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 use checkpoint::hf::HfFolder;
-use checkpoint::{Checkpoint, Disk, Kind, Meta, TensorEntry, mean, write_tensors};
+use checkpoint::{Checkpoint, Disk, Kind, Meta, TensorEntry, Validations, mean, write_tensors};
 use serde_json::json;
 use spec::Run;
 use spec::tensors::{Tensor, tensors};
@@ -151,8 +151,10 @@ pub fn average(say: Say, paths: &[PathBuf], out: &Path) -> Result<u8, TrainError
     let of = steps.iter().map(u64::to_string).collect::<Vec<_>>().join(", ");
     let newest = all[last].meta();
     // It is no state that the run passed through: its definition says so, and the run does not go on from it unawares.
+    // Nobody has validated it.
+    let validations = Some(Validations::default());
     let definition = format!("{}\n[average]\nsteps = [{of}]\n", newest.definition);
-    let meta = Meta { definition, digest: None, checked: None, unseen: None, ..newest.clone() };
+    let meta = Meta { definition, digest: None, checked: None, unseen: None, validations, ..newest.clone() };
     let mut source = |tensor: usize, kind| -> Result<Vec<f32>, TrainError> {
         match kind {
             Kind::Param => Ok(mean(&all, &tensors[tensor].name)?),
@@ -189,6 +191,7 @@ pub fn import(say: Say, from: &Path, run: &Run, out: &Path) -> Result<u8, TrainE
         taken_unix_ms: None,
         checked: None,
         unseen: None,
+        validations: Some(Validations::default()),
     };
     let tensors = tensors(&run.model);
     let mut source = |tensor: usize, kind| -> Result<Vec<f32>, TrainError> {

@@ -49,7 +49,6 @@ impl Process {
             digest_every: 0,
             peak_gflops: 1.0,
             profiling: None,
-            best: train::best::Best::default(),
             mutant: None,
         };
         let input = child.stdin.take().unwrap();

@@ -20,6 +20,7 @@ mod layouts;
 mod memory;
 mod orphans;
 mod output;
+mod patience;
 mod pin;
 mod profile;
 mod recover;

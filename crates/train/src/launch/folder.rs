@@ -264,9 +264,12 @@ impl RunFolder {
         move |source| TrainError::Io { what, path, source }
     }
 
-    /// What the run's validations up to step `done` were, by its own log.
+    /// What the run's validations up to step `done` were, by its own log: for checkpoints of older versions alone, which do not say
+    /// it themselves.
     pub fn best_until(&self, done: u64) -> Best {
-        let text = fs::read_to_string(self.path.join("events.jsonl")).unwrap_or_default();
+        let path = self.path.join("events.jsonl");
+        // What is no file, such as a pipe, may never end.
+        let text = if path.is_file() { fs::read_to_string(path).unwrap_or_default() } else { String::new() };
         let of = |line: &str| match Event::from_line(line) {
             Ok(Event::Validation { step, set: None, loss, .. }) => Some((step, loss)),
             _ => None,

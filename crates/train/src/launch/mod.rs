@@ -38,7 +38,6 @@ pub use profile::{Profiling, Window};
 
 pub(crate) use profile::write as write_record;
 
-use crate::best::Best;
 use crate::corpus::Corpus;
 use crate::error::TrainError;
 use crate::mutant::Mutant;
@@ -270,7 +269,6 @@ pub fn train_mutant(
         cores,
         simd: request.simd.to_string(),
         checkpoints: folder.checkpoints(),
-        best: resume.as_ref().map_or(Best::default(), |(step, _)| folder.best_until(*step)),
         digest_every: request.digest_every,
         peak_gflops,
         profiling: profiler.as_ref().map(|profiler| profiler.profiling().clone()),

@@ -132,6 +132,7 @@ impl RunFolder {
                             let place = if far { " in the store" } else { "" };
                             let text = format!("going on after step {step} of {}{place}", path.display());
                             resume.notes.push(text);
+                            resume.notes.extend(older_version(run, one.meta()));
                             let unseen = one.meta().unseen;
                             let doubt = until.filter(|until| *until < step || unseen.is_some());
                             if let Some(checked) = doubt.filter(|_| step < run.train.steps) {
@@ -246,6 +247,18 @@ impl RunFolder {
         let tensors = spec::tensors::tensors(&run.model);
         Ok(found.check_model(ours, &tensors, run.grid.tp, NUMERICS_VERSION)?)
     }
+}
+
+/// What a person should know of a checkpoint that does not say which validations came before it.
+fn older_version(run: &Run, meta: &Meta) -> Option<String> {
+    let matters = run.train.patience > 0 || run.checkpoint.best;
+    (matters && meta.validations.is_none()).then(|| {
+        format!(
+            "the checkpoint of step {} was written by an older version and does not say which validations came before it: they are \
+             taken from events.jsonl, which must be whole for train.patience to count right",
+            meta.step
+        )
+    })
 }
 
 fn has_steps(checkpoints: &Path) -> io::Result<bool> {

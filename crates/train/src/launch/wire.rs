@@ -10,7 +10,6 @@ use serde::{Deserialize, Serialize};
 use spec::Run;
 
 use super::Profiling;
-use crate::best::Best;
 use crate::corpus::Corpus;
 use crate::error::TrainError;
 use crate::mutant::Mutant;
@@ -33,8 +32,6 @@ pub struct JobSpec {
     pub peak_gflops: f64,
     /// Which steps are profiled, if any.
     pub profiling: Option<Profiling>,
-    /// Validations before the resume.
-    pub best: Best,
     /// A deliberate fault, that a proof must catch.
     pub mutant: Option<Mutant>,
 }
@@ -79,7 +76,6 @@ impl JobSpec {
             profiling: self.profiling.clone(),
             stop,
             pulse,
-            best: self.best,
             faults: part.faults,
             mutant: self.mutant,
             recheck: part.recheck,

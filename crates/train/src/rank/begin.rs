@@ -29,7 +29,7 @@ pub struct Loaded {
 
 /// Brings the state to where the job goes on.
 pub fn load(job: &Job, executor: &mut Executor, start: Start) -> Result<Loaded, Ending> {
-    let fresh = Loaded { step: 0, bytes: 0, best: job.best, open: false, stop: false, from_peers: false };
+    let fresh = Loaded { step: 0, bytes: 0, best: Best::default(), open: false, stop: false, from_peers: false };
     match start {
         Start::Peers(mut peers) => match recover::fetch(executor, &mut peers) {
             Ok(fetched) => {
@@ -44,9 +44,11 @@ pub fn load(job: &Job, executor: &mut Executor, start: Start) -> Result<Loaded, 
             let bytes = executor.chunks.values().map(|state| 4 * state.resident() as u64).sum();
             let step = from.meta().step;
             executor.remember();
-            // By the run's own log, since a run that goes back knows more than when it began.
-            let known = job.checkpoints.parent().map(|run| RunFolder::new(run).best_until(step));
-            let best = known.filter(|known| *known != Best::default()).unwrap_or(job.best);
+            let best = match from.meta().validations {
+                Some(validations) => validations.into(),
+                // Of an older version: the run's log is the only one that knows.
+                None => job.checkpoints.parent().map_or(Best::default(), |run| RunFolder::new(run).best_until(step)),
+            };
             Ok(Loaded { step, bytes, best, ..fresh })
         }
         Start::Fresh => {

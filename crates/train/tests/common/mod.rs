@@ -8,7 +8,6 @@ use std::sync::{Arc, Mutex};
 use events::Event;
 use kernels::Simd;
 use spec::Run;
-use train::best::Best;
 use train::corpus::Corpus;
 use train::rank::{self, Ended, Job, Said, Start};
 
@@ -45,8 +44,8 @@ impl Told {
     }
 }
 
-/// Trains [`BASE`] under `sets`, with checkpoints in `folder`, going on from `resume` with `best`.
-pub fn train_in(folder: &Path, sets: &[&str], resume: Option<&Path>, best: Best) -> Told {
+/// Trains [`BASE`] under `sets`, with checkpoints in `folder`, going on from `resume`.
+pub fn train_in(folder: &Path, sets: &[&str], resume: Option<&Path>) -> Told {
     let sets: Vec<String> = sets.iter().map(|s| s.to_string()).collect();
     let run = Run::parse(BASE, "base", &sets, 1).unwrap();
     let data = Arc::new(Corpus::open(&run).unwrap());
@@ -67,7 +66,6 @@ pub fn train_in(folder: &Path, sets: &[&str], resume: Option<&Path>, best: Best)
                 profiling: None,
                 stop: Arc::new(AtomicBool::new(false)),
                 pulse: Arc::default(),
-                best,
                 faults: Vec::new(),
                 mutant: None,
                 recheck: false,
@@ -94,5 +92,5 @@ pub fn train_in(folder: &Path, sets: &[&str], resume: Option<&Path>, best: Best)
 /// The same in a folder that goes away.
 pub fn train(sets: &[&str]) -> Told {
     let folder = tempfile::tempdir().unwrap();
-    train_in(folder.path(), sets, None, Best::default())
+    train_in(folder.path(), sets, None)
 }
