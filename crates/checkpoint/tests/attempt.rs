@@ -5,7 +5,9 @@ mod common;
 use std::fs;
 use std::time::{Duration, Instant};
 
-use checkpoint::{Attempt, Checkpoint, CheckpointError, MANIFEST, Snapshot, Timeline, go_back, list, newest, step_dir};
+use checkpoint::{
+    Attempt, Checkpoint, CheckpointError, MANIFEST, Meta, Snapshot, Timeline, go_back, list, newest, step_dir,
+};
 use common::{NoSync, Rng, State};
 
 fn attempt(root: &std::path::Path, step: u64, token: u64) -> Attempt {
@@ -109,6 +111,23 @@ fn a_checkpoint_in_the_place_of_another_one_stays_if_it_is_the_same_and_else_is_
     fs::write(&file, bytes).unwrap();
     assert!(whole(&one(4), &other).unwrap().aside.is_some());
     assert!(Checkpoint::open(&folder).unwrap().verify().good());
+}
+
+#[test]
+fn the_same_state_with_another_past_is_another_checkpoint() {
+    let state = State::new(1, 5);
+    let root = tempfile::tempdir().unwrap();
+    let one = |token| Attempt { writers: 1, ..attempt(root.path(), 4, token) };
+    let commit = |token, meta: Meta| {
+        let attempt = one(token);
+        attempt.write_to(&NoSync, 0, &state.tensors, state.tp, &state.pieces()).unwrap();
+        attempt.commit_to(&NoSync, &state.tensors, &meta, attempt.collect(soon(), &|| false).unwrap()).unwrap().aside
+    };
+    assert_eq!(commit(1, Meta { validations: None, ..state.meta(4) }), None);
+    assert!(commit(2, state.meta(4)).is_some());
+    assert_eq!(commit(3, state.meta(4)), None);
+    let definition = state.meta(4).definition + "skip = [\"3+1\"]\n";
+    assert!(commit(4, Meta { definition, ..state.meta(4) }).is_some());
 }
 
 #[test]
