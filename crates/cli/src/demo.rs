@@ -30,7 +30,7 @@ const LAYOUTS: [(&str, &[&str]); 3] = [
 const DIFFERENT: u8 = 70;
 /// Every so many steps a line is shown.
 const SHOW_EVERY: u64 = 10;
-const PROMPT: &str = "/// Returns the ";
+const PROMPT: &str = "She could not ";
 const SAMPLE_BYTES: usize = 200;
 
 #[derive(clap::Args)]

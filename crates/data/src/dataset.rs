@@ -29,7 +29,6 @@ pub struct Dataset {
     hash: [u8; 32],
     skipped: u64,
     entropy: Option<Entropy>,
-    notice: Option<String>,
 }
 
 /// One source of a data set.
@@ -141,8 +140,7 @@ impl Part {
 
 impl Dataset {
     /// Reads what `config` names and cuts it into sequences of `seq` tokens. `cargo_home` is where Cargo keeps its
-    /// files; `None`: as the environment says. Where the files of source `cargo` are not there, the synthetic language
-    /// takes their place and [`Dataset::notice`] says so.
+    /// files; `None`: as the environment says.
     ///
     /// Validation takes the documents of `validation_paths`, which are then not trained on; else, of each source, about
     /// the share `validation` of the documents, chosen by a seeded hash of their content (so that copies stay together,
@@ -160,14 +158,14 @@ impl Dataset {
         }
         let mut opened = open::open(config, cargo_home)?;
         let skipped = opened.iter().map(|source| source.skipped).sum();
-        let (entropy, notice) = (opened[0].entropy.take(), opened[0].notice.take());
+        let entropy = opened[0].entropy.take();
         let parts: Vec<Part> = opened.into_iter().map(|source| Part::new(source, config, seq)).collect();
         let hash = match parts.as_slice() {
             [part] => part.hash,
             parts => blake3::hash(parts.iter().map(|part| part.hash).collect::<Vec<_>>().as_flattened()).into(),
         };
         let mixture = (!config.weights.is_empty()).then(|| Mixture::new(&config.weights, config.seed));
-        let dataset = Self { config: config.clone(), seq, parts, mixture, hash, skipped, entropy, notice };
+        let dataset = Self { config: config.clone(), seq, parts, mixture, hash, skipped, entropy };
         dataset.parts.iter().try_for_each(|part| part.check(seq))?;
         let asked = config.validation > 0.0 || !config.validation_paths.is_empty();
         if asked && dataset.sequences(Split::Validation) == 0 {
@@ -281,11 +279,6 @@ impl Dataset {
         self.entropy.as_ref().map(|entropy| entropy.rate)
     }
 
-    /// The sentence to print when the synthetic language stands in for source `cargo`.
-    pub fn notice(&self) -> Option<String> {
-        self.notice.clone()
-    }
-
     /// Everything that decides which token stands at an index, as names and values. Two data sets whose parts agree
     /// give the same sequence at every index; where they differ, the name tells what to mend.
     pub fn fingerprint_parts(&self) -> Vec<(&'static str, String)> {
@@ -328,9 +321,9 @@ impl Dataset {
         hasher.finalize().into()
     }
 
-    /// Lines to print at the start: the notice if any, the source with its size and hash, both splits, the floor.
+    /// Lines to print at the start: the source with its size and hash, both splits, the floor.
     pub fn describe(&self) -> Vec<String> {
-        let mut lines: Vec<String> = self.notice.iter().map(|notice| format!("data: {notice}")).collect();
+        let mut lines = Vec::new();
         for part in &self.parts {
             let documents = part.store.pieces.len();
             let (tokens, unit, hash) = (grouped(part.store.len()), part.unit(), &hex(&part.hash)[..16]);

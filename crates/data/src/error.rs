@@ -197,6 +197,12 @@ pub enum DataError {
         /// Broken lines.
         bad_lines: u64,
     },
+    /// The sources of crates that `data.source = "cargo"` reads are not all there.
+    #[error("data.source = \"cargo\" cannot be read: {what}; data.source = \"austen\" is text that is always there")]
+    Cargo {
+        /// What is not there or not as listed, and how to get it.
+        what: String,
+    },
     /// A source that needs paths and has none.
     #[error("data.paths is empty; set it to files or folders")]
     NoPaths,

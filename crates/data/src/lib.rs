@@ -2,8 +2,8 @@
 //!
 //! Which tokens stand at an index is a pure function of the run file and the data: no rank, no clock, no predecessor.
 //!
-//! - [`Dataset::open`] reads sources once: text files, the sources of the crates that the binary is built from, a
-//!   synthetic language of known entropy, folders of tokens, Megatron files. Nothing is ever written.
+//! - [`Dataset::open`] reads sources once: six novels in the binary, text files, the sources of the crates that the
+//!   binary is built from, a synthetic language of known entropy, folders of tokens, Megatron files. Nothing is written.
 //! - A file of text is one document and its bytes are tokens; an optional token [`EOD`] follows every document.
 //! - The documents of a [`Split`] in their fixed order form one stream, cut every `seq` tokens into [`Sequence`]s, or
 //!   are packed whole (`data.packing`).
@@ -14,6 +14,7 @@
 //! Text lies in memory: it is read rather than mapped, so that a file that changes during a run changes nothing in
 //! the run. Tokens are mapped: they may be larger than memory, and are not written again once their header is there.
 
+mod austen;
 mod bestfit;
 mod cargo;
 mod dataset;

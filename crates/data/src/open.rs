@@ -8,7 +8,7 @@ use spec::run::{DataConfig, Source};
 use crate::store::{Piece, Store};
 use crate::synthetic::{self, Language};
 use crate::text::{self, Documents};
-use crate::{DataError, EOD, cargo, folder, megatron};
+use crate::{DataError, EOD, austen, cargo, folder, megatron};
 
 const PATHS: &str = "data.paths";
 const HELD_OUT: &str = "data.validation_paths";
@@ -35,7 +35,6 @@ pub(crate) struct Opened {
     pub(crate) hash: [u8; 32],
     pub(crate) skipped: u64,
     pub(crate) entropy: Option<Entropy>,
-    pub(crate) notice: Option<String>,
 }
 
 /// Every source that `config` names: one, or one per path where there are weights.
@@ -64,19 +63,16 @@ fn bytes(
     cargo_home: Option<&Path>,
 ) -> Result<Opened, DataError> {
     let mut documents = Documents::default();
-    let (mut entropy, mut notice) = (None, None);
+    let mut entropy = None;
     let origin = match config.source {
-        Source::Cargo => match cargo::read(cargo_home) {
-            Ok(read) => {
-                documents = read;
-                "sources of the crates of lockstep".into()
-            }
-            Err(reason) => {
-                notice = Some(format!("source `cargo` is not there, so the synthetic language is used: {reason}"));
-                entropy = Some(synthetic(&mut documents));
-                "synthetic language".into()
-            }
-        },
+        Source::Austen => {
+            documents = austen::read();
+            "six novels of Jane Austen".into()
+        }
+        Source::Cargo => {
+            documents = cargo::read(cargo_home).map_err(|what| DataError::Cargo { what })?;
+            "sources of the crates of lockstep".into()
+        }
         Source::Synthetic => {
             entropy = Some(synthetic(&mut documents));
             "synthetic language".into()
@@ -91,7 +87,7 @@ fn bytes(
     let Documents { bytes, ends, skipped } = documents;
     let hash = hash(&bytes, &ends);
     let store = Store::text(bytes, &ends, config.eod.then_some(EOD));
-    Ok(Opened { origin, store, own, hash, skipped, entropy, notice })
+    Ok(Opened { origin, store, own, hash, skipped, entropy })
 }
 
 fn synthetic(documents: &mut Documents) -> Entropy {
@@ -148,7 +144,7 @@ impl Tokens<'_> {
         store.eod = kinds.into_iter().next().flatten();
         let origin = format!("tokens of {}", named(paths));
         let hash = hasher.finalize().into();
-        Ok(Opened { origin, store, own, hash, skipped: 0, entropy: None, notice: None })
+        Ok(Opened { origin, store, own, hash, skipped: 0, entropy: None })
     }
 
     /// Adds a path to `store`; returns the token that is to follow its documents.

@@ -87,7 +87,7 @@ keys! {
     "model.router_bias_rate" Float "0.0" true "how far the bias moves in a step, up where an expert had fewer tokens than the mean; 0: it stays";
     "model.aux_loss" Float "0.0" true "coefficient of the auxiliary loss that balances the experts; 0: none";
     "model.aux_scope" Text "\"layer\"" true "layer: balance in every layer, summed; pooled: rows of all layers together (Mixtral's)";
-    "data.source" Text "\"cargo\"" true "cargo, synthetic, text or tokens";
+    "data.source" Text "\"austen\"" true "austen (six novels, in the binary), cargo (sources of the crates of lockstep), synthetic, text or tokens";
     "data.paths" Texts "[]" true "text files and folders (source = \"text\"); token folders and Megatron prefixes (\"tokens\")";
     "data.weights" Floats "" true "share of each path in the mixture, such as [0.7, 0.3]; unset: the paths are one source";
     "data.validation_paths" Texts "[]" true "as paths, held out";

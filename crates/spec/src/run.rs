@@ -19,6 +19,8 @@ use crate::store::StoreUrl;
 /// Where the text comes from.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Source {
+    /// Six novels of Jane Austen, in the binary.
+    Austen,
     /// Sources of the crates that the binary is built from.
     Cargo,
     /// A seeded language of known entropy.
@@ -28,7 +30,7 @@ pub enum Source {
     /// Token folders and Megatron files.
     Tokens,
 }
-words!(Source: Cargo = "cargo", Synthetic = "synthetic", Text = "text", Tokens = "tokens");
+words!(Source: Austen = "austen", Cargo = "cargo", Synthetic = "synthetic", Text = "text", Tokens = "tokens");
 
 /// How documents become sequences.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -462,7 +464,7 @@ pub(crate) fn data(values: &Values, model: &Model) -> Result<DataConfig, SpecErr
     let what = match data.source {
         Source::Text => "text files or folders",
         Source::Tokens => "folders written by `lockstep data tokenize`, or Megatron prefixes",
-        Source::Cargo | Source::Synthetic => "",
+        Source::Austen | Source::Cargo | Source::Synthetic => "",
     };
     if !what.is_empty() && data.paths.is_empty() {
         return Err(SpecError::Missing {

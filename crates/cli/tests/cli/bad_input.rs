@@ -53,7 +53,7 @@ fn values_of_the_wrong_kind_say_what_fits() {
     refused(&lab, &["layout.transport=udp"], &["layout.transport", "udp", "shm, tcp, threads"]);
     refused(&lab, &["layout.pin=yes"], &["layout.pin", "yes", "auto, off"]);
     refused(&lab, &["layout.cells=[2, -2]"], &["layout.cells", "-2", "a list of whole numbers"]);
-    refused(&lab, &["data.source=web"], &["data.source", "web", "cargo, synthetic, text"]);
+    refused(&lab, &["data.source=web"], &["data.source", "web", "austen, cargo, synthetic, text"]);
     refused(&lab, &["train.schedule=step"], &["train.schedule", "step", "cosine, linear, constant"]);
     refused(&lab, &["model.preset=huge"], &["model.preset", "huge", "nano, tiny, demo"]);
 }

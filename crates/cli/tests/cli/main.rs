@@ -10,6 +10,7 @@ mod ckpt;
 mod cluster;
 mod common;
 mod damaged;
+mod data;
 mod detect;
 mod disk;
 mod doctor;
