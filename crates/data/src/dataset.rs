@@ -144,8 +144,9 @@ impl Dataset {
     ///
     /// Validation takes the documents of `validation_paths`, which are then not trained on; else, of each source, about
     /// the share `validation` of the documents, chosen by a seeded hash of their content (so that copies stay together,
-    /// and a new document moves no other), at least one and never all. Of a single document it takes the last part, by
-    /// tokens. With a share of 0 there is no validation. Validation is always packed as a stream, so that it means the
+    /// and a new document moves no other), at least one and never all. Where whole documents would take a share that is
+    /// off by more than half, it takes the ends of large documents instead, cut between paragraphs or lines. Of a single
+    /// document it takes the last part. With a share of 0 there is no validation. Validation is always packed as a stream, so that it means the
     /// same under any packing.
     ///
     /// # Errors

@@ -92,7 +92,7 @@ keys! {
     "data.weights" Floats "" true "share of each path in the mixture, such as [0.7, 0.3]; unset: the paths are one source";
     "data.validation_paths" Texts "[]" true "as paths, held out";
     "data.validation_sets" Texts "[]" true "further held-out sets, each \"name=path\", validated beside the first";
-    "data.validation" Float "0.05" true "share of documents held out where validation_paths is empty";
+    "data.validation" Float "0.05" true "share of the text held out where validation_paths is empty: whole documents, or the ends of large ones";
     "data.masks" Bool "true" true "documents in a sequence do not see each other; positions restart";
     "data.eod" Bool "true" true "an end-of-document token after every document: id 256 of text, the tokenizer's of token folders; Megatron files stay as they are";
     "data.seed" Seed "1" true "seed of the data order";

@@ -86,7 +86,7 @@ pub struct DataConfig {
     pub validation_paths: Vec<String>,
     /// Further held-out sets: name and path.
     pub validation_sets: Vec<(String, String)>,
-    /// Share of documents held out where `validation_paths` is empty.
+    /// Share of the text held out where `validation_paths` is empty.
     pub validation: f64,
     /// Documents packed into one sequence do not see each other; positions restart.
     pub masks: bool,
@@ -482,7 +482,7 @@ pub(crate) fn data(values: &Values, model: &Model) -> Result<DataConfig, SpecErr
     }
     if !(0.0..1.0).contains(&data.validation) {
         return Err(SpecError::law(
-            format!("data.validation = {} is not a share of the documents", data.validation),
+            format!("data.validation = {} is not a share of the text", data.validation),
             format!("data.validation {}", data.validation),
             "set it to at least 0 and below 1, such as 0.05",
         ));
