@@ -1,14 +1,12 @@
 //! `lockstep ckpt`: what is in checkpoints, whether it is whole, and from one form to another.
 
+mod export;
 mod look;
 mod make;
 
 use std::path::{Path, PathBuf};
 
 use checkpoint::Checkpoint;
-use checkpoint::hf::{self, Dtype, ExportOptions};
-use spec::Run;
-use spec::hf::{Export, HfConfig, Style};
 use train::TrainError;
 
 use crate::RunArgs;
@@ -89,7 +87,7 @@ enum Command {
         #[arg(long, default_value = "f32")]
         dtype: String,
         /// Largest shard, in bytes.
-        #[arg(long, value_name = "BYTES", default_value_t = hf::SHARD_BYTES_MAX)]
+        #[arg(long, value_name = "BYTES", default_value_t = checkpoint::hf::SHARD_BYTES_MAX)]
         shard_bytes_max: u64,
     },
 }
@@ -125,7 +123,7 @@ pub fn run(args: &Args) -> Result<u8, TrainError> {
         Command::Reshard { path, sets, out } => make::reshard(say, path, sets, out.as_deref()),
         Command::Average { paths, out } => make::average(say, paths, out),
         Command::Import { hf, run, out } => make::import(say, hf, &run.load()?, out),
-        Command::Export { path, hf, dtype, shard_bytes_max } => export(say, path, hf, dtype, *shard_bytes_max),
+        Command::Export { path, hf, dtype, shard_bytes_max } => export::export(say, path, hf, dtype, *shard_bytes_max),
     }
 }
 
@@ -162,47 +160,4 @@ fn open(say: Say, path: &Path) -> Result<(Checkpoint, PathBuf), TrainError> {
             path.display()
         ))),
     }
-}
-
-fn export(say: Say, path: &Path, out: &Path, dtype: &str, shard_bytes_max: u64) -> Result<u8, TrainError> {
-    let dtype = match dtype {
-        "f32" => Dtype::F32,
-        "bf16" => Dtype::Bf16,
-        other => return Err(TrainError::BadInput(format!("--dtype {other}: it must be f32 or bf16"))),
-    };
-    let (found, folder) = open(say, path)?;
-    let run = Run::load(&folder.join("run.toml"), &[], crate::cores())?;
-    spec::hf::Arch::holds(&run.model)?;
-    let source = run.from.as_ref().map(|from| HfConfig::read(&from.join(hf::CONFIG))).transpose()?;
-    // A folder goes back in the style in which it came.
-    let newer = source.as_ref().is_some_and(|config| config.key("rope_parameters").is_some());
-    let config = Export {
-        style: if newer { Style::Hf5 } else { Style::Public },
-        dtype: dtype.name(),
-        max_positions: run.train.seq,
-        eos_token_id: run.data.eod.then_some(data::EOD as usize),
-        base: source.as_ref(),
-    };
-    let config = config.config_json(&run.model);
-    let options = ExportOptions { dtype, shard_bytes_max };
-    let written = make::whole(out, "--hf", |out| {
-        let written = hf::export_checkpoint(&found, &run.model, out, &config, options)?;
-        if let Some(from) = &run.from {
-            hf::copy_companions(from, out)?;
-        }
-        Ok(written)
-    })?;
-    say.object(
-        "export",
-        serde_json::json!({"step": found.meta().step, "path": out, "parameters": written.parameters, "files": written.files, "bytes": written.bytes}),
-    );
-    say.line(&format!(
-        "step {} as {}: {} parameters, {} files, {:.1} MB",
-        found.meta().step,
-        out.display(),
-        written.parameters,
-        written.files,
-        written.bytes as f64 / 1e6
-    ));
-    Ok(0)
 }

@@ -40,7 +40,8 @@ pub struct TokenizeArgs {
     /// Threads that encode [default: all cores]
     #[arg(long)]
     jobs: Option<usize>,
-    /// The token that ends a document [default: the one with a usual name, such as <|endoftext|>]
+    /// The token that ends a document [default: what tokenizer_config.json or config.json beside
+    /// the tokenizer says, else one with a usual name, such as <|endoftext|>]
     #[arg(long, value_name = "TOKEN")]
     eod: Option<String>,
     /// Broken JSON lines that are left out before it stops.
@@ -92,7 +93,7 @@ fn tokenize(_: &TokenizeArgs) -> Result<u8, TrainError> {
 #[cfg(feature = "tokenizers")]
 fn tokenize(args: &TokenizeArgs) -> Result<u8, TrainError> {
     use data::tokenize::{self, Limits, Options, Progress, Vocabulary};
-    use data::tokenizer::Tokenizer;
+    use data::tokenizer::{Eod, Tokenizer};
 
     if !(0.5..=1.0).contains(&args.repeat_share_max) {
         let share = args.repeat_share_max;
@@ -100,15 +101,20 @@ fn tokenize(args: &TokenizeArgs) -> Result<u8, TrainError> {
     }
     let tokenizer = Tokenizer::open(&args.tokenizer)?;
     let eod = match &args.eod {
-        None => tokenizer.eod().map(|(id, name)| (id, name.to_owned())),
+        None => tokenizer.eod()?,
         Some(name) => {
             let id = tokenizer.id(name).ok_or_else(|| {
                 TrainError::BadInput(format!("--eod {name} is no token of {}", args.tokenizer.display()))
             })?;
-            Some((id, name.clone()))
+            Some(Eod { id, name: name.clone(), said_by: "--eod".into() })
         }
     };
-    let vocabulary = Vocabulary { ids: tokenizer.ids(), eod, hash: tokenizer.hash() };
+    let said = match &eod {
+        Some(Eod { id, name, said_by }) => format!("end of a document: {name} (id {id}), by {said_by}"),
+        None => "end of a document: no token; the tokenizer has none, and --eod names none".into(),
+    };
+    let eod = eod.map(|eod| (eod.id, eod.name));
+    let vocabulary = Vocabulary { ids: tokenizer.ids(), eod, hash: tokenizer.hash(), files: tokenizer.files() };
     let options = Options {
         inputs: args.inputs.clone(),
         field: args.field.clone(),
@@ -141,11 +147,12 @@ fn tokenize(args: &TokenizeArgs) -> Result<u8, TrainError> {
         let object = json!({
             "kind": "tokenize", "schema": SCHEMA, "out": args.out, "header": header, "files": report.files,
             "left_out": left_out, "bad_lines": { "count": report.bad_lines.count, "first": report.bad_lines.first },
-            "seconds": seconds, "mb_per_s": rate,
+            "seconds": seconds, "mb_per_s": rate, "end_of_document": said,
         });
         line(&object.to_string());
         return Ok(0);
     }
+    line(&said);
     for (reason, kind) in &report.left_out {
         line(&format!("left out: {} documents, {}: {}", kind.count, reason.name(), kind.first.join(", ")));
     }

@@ -140,8 +140,8 @@ mod aside {
         let tokenizer = Tokenizer::open(tokenizer)?;
         let folder =
             TempDir::new().map_err(|e| TrainError::BadInput(format!("cannot make a temporary folder: {e}")))?;
-        let eod = tokenizer.eod().map(|(id, name)| (id, name.to_owned()));
-        let vocabulary = Vocabulary { ids: tokenizer.ids(), eod, hash: tokenizer.hash() };
+        let eod = tokenizer.eod()?.map(|eod| (eod.id, eod.name));
+        let vocabulary = Vocabulary { ids: tokenizer.ids(), eod, hash: tokenizer.hash(), files: Vec::new() };
         let options = Options {
             inputs: text.to_vec(),
             field: "text".into(),

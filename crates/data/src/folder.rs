@@ -5,6 +5,7 @@
 //! | [`TOKENS`] | token ids back to back, u16 or u32, little-endian; no end-of-document tokens |
 //! | [`DOCUMENTS`] | for each document two u64, little-endian: tokens and bytes of text up to its end |
 //! | [`HEADER`] | JSON, see [`Header`]; written last: without it there is no data |
+//! | [`TOKENIZER_FILES`] | the tokenizer that wrote the tokens, as it was: an exported model needs it |
 
 use std::fs::{self, File};
 use std::path::{Path, PathBuf};
@@ -21,6 +22,8 @@ pub const TOKENS: &str = "tokens.bin";
 pub const DOCUMENTS: &str = "documents.bin";
 /// Name of the header.
 pub const HEADER: &str = "header.json";
+/// The tokenizer and its settings. Runs do not read them; older folders do not have them.
+pub const TOKENIZER_FILES: [&str; 3] = ["tokenizer.json", "tokenizer_config.json", "special_tokens_map.json"];
 /// What a header begins with.
 pub const MAGIC: &str = "lockstep tokens";
 /// Of the format.
@@ -112,15 +115,23 @@ pub(crate) fn is_folder(path: &Path) -> bool {
     path.join(HEADER).is_file()
 }
 
-/// Opens the folder at `path` and checks its sizes and its index; the content is not read.
-pub(crate) fn open(path: &Path, key: &'static str) -> Result<Folder, DataError> {
+/// The header of the folder at `path`, without a look at its tokens.
+///
+/// # Errors
+/// No readable header.
+pub fn header(path: &Path, key: &'static str) -> Result<Header, DataError> {
     let name = path.join(HEADER);
     let size = fs::metadata(&name).map_err(|source| DataError::Read { path: name.clone(), key, source })?.len();
     if size > HEADER_BYTES_MAX {
         return Err(damaged(&name, format!("{size} bytes are too many for a header")));
     }
     let bytes = fs::read(&name).map_err(|source| DataError::Read { path: name.clone(), key, source })?;
-    let header = Header::parse(&bytes, &name)?;
+    Header::parse(&bytes, &name)
+}
+
+/// Opens the folder at `path` and checks its sizes and its index; the content is not read.
+pub(crate) fn open(path: &Path, key: &'static str) -> Result<Folder, DataError> {
+    let header = header(path, key)?;
     let width = header.width().expect("checked");
     let index = path.join(DOCUMENTS);
     let bytes = fs::read(&index).map_err(|source| DataError::Read { path: index.clone(), key, source })?;

@@ -84,7 +84,8 @@ fn golden_cases_come_out() {
     let Some(folder) = golden() else { return };
     let tokenizer = Tokenizer::open(&folder.join("tokenizer.json")).expect("opens");
     assert!(tokenizer.is_fast());
-    assert_eq!((tokenizer.ids(), tokenizer.eod()), (512, Some((0, "<|endoftext|>"))));
+    let eod = tokenizer.eod().expect("readable").expect("one");
+    assert_eq!((tokenizer.ids(), eod.id, eod.name.as_str()), (512, 0, "<|endoftext|>"));
     let cases: Value = serde_json::from_slice(&std::fs::read(folder.join("cases.json")).expect("cases")).expect("JSON");
     let ids = |v: &Value| -> Vec<u32> {
         v.as_array().expect("a list").iter().map(|id| id.as_u64().expect("an id") as u32).collect()
@@ -190,12 +191,68 @@ fn unusual_shapes_go_the_long_way() {
         small("null", prefix),
         small("null", &split(r"\p{L}++|\s+(?!\S)|\s+")),
         small("null", &split(r"\p{L}+")),
+        small("null", &split(r"(?U)\p{L}+|\s+(?!\S)|\s+")),
+        small("null", &split(r"\p{L}*|\s+(?!\S)|\s+")),
     ] {
         assert!(!tokenizer.is_fast());
         let (fast, slow) = both_ways(&tokenizer, "The text  of 2024\n");
         assert_eq!(fast, slow);
         assert!(!fast.is_empty());
     }
+}
+
+/// The file of [`small`] with an added token more.
+fn with_added(normalizer: &str, content: &str, normalized: bool) -> Tokenizer {
+    let mut file: Value = serde_json::from_str(&small_file(normalizer, BYTE_LEVEL)).expect("JSON");
+    let mut token = file["added_tokens"][0].clone();
+    token["id"] = 263.into();
+    token["content"] = content.into();
+    token["normalized"] = normalized.into();
+    token["special"] = false.into();
+    file["added_tokens"].as_array_mut().expect("a list").push(token);
+    Tokenizer::parse(file.to_string().as_bytes(), Path::new("added.json")).expect("a tokenizer")
+}
+
+#[test]
+fn an_added_token_that_its_normaliser_changes_is_found_in_normalised_text() {
+    let (composed, decomposed) = ("\u{d55c}\u{ad6d}", "\u{1112}\u{1161}\u{11ab}\u{1100}\u{116e}\u{11a8}");
+    let nfc = r#"{"type":"NFC"}"#;
+    let tokenizer = with_added(nfc, decomposed, true);
+    assert!(!tokenizer.is_fast(), "the file as a whole takes the long way");
+    assert_eq!(both_ways(&tokenizer, composed), (vec![263], vec![263]));
+    // These are found as they are written, so the short way holds.
+    for (tokenizer, text) in [
+        (with_added(nfc, composed, true), decomposed),
+        (with_added(nfc, decomposed, false), decomposed),
+        (with_added("null", decomposed, true), decomposed),
+    ] {
+        assert!(tokenizer.is_fast());
+        assert_eq!(both_ways(&tokenizer, text), (vec![263], vec![263]));
+        let (fast, slow) = both_ways(&tokenizer, composed);
+        assert_eq!(fast, slow);
+    }
+}
+
+#[test]
+fn the_files_beside_a_tokenizer_say_which_token_ends_a_document() {
+    let folder = common::Scratch::new();
+    let path = folder.write("tokenizer.json", small_file("null", BYTE_LEVEL));
+    let eod = || Tokenizer::open(Path::new(&path)).unwrap().eod();
+    let found = eod().unwrap().unwrap();
+    assert_eq!((found.id, found.said_by.as_str()), (262, "a guess by its name"));
+    folder.write("config.json", r#"{"eos_token_id": [256, 262]}"#.to_owned());
+    let found = eod().unwrap().unwrap();
+    assert_eq!((found.id, found.name.as_str(), found.said_by.as_str()), (256, "th", "eos_token_id of config.json"));
+    for (settings, id) in [(r#""the""#, 257), (r#"{"content": "the", "special": true}"#, 257), ("null", 256)] {
+        folder.write("tokenizer_config.json", format!(r#"{{"eos_token": {settings}}}"#));
+        assert_eq!(eod().unwrap().unwrap().id, id, "{settings}");
+    }
+    folder.write("tokenizer_config.json", r#"{"eos_token": "<|absent|>"}"#.to_owned());
+    let error = eod().unwrap_err().to_string();
+    assert!(error.contains("<|absent|>") && error.contains("--eod"), "{error}");
+    folder.write("tokenizer_config.json", "{".to_owned());
+    let error = eod().unwrap_err().to_string();
+    assert!(error.contains("tokenizer_config.json is no JSON"), "{error}");
 }
 
 #[test]
@@ -216,7 +273,12 @@ fn samples_speak_the_tokenizer_of_the_data() {
     let input = folder.write("text.txt", "the theatre there");
     let out = folder.path().join("tokens");
     let tokenizer = Tokenizer::open(Path::new(&ours)).unwrap();
-    let vocabulary = data::tokenize::Vocabulary { ids: tokenizer.ids(), eod: None, hash: tokenizer.hash() };
+    let vocabulary = data::tokenize::Vocabulary {
+        ids: tokenizer.ids(),
+        eod: None,
+        hash: tokenizer.hash(),
+        files: tokenizer.files(),
+    };
     let encoder = || Box::new(tokenizer.encoder()) as Box<dyn data::tokenize::Encode>;
     data::tokenize::run(&common::options(&[&input], &out), &vocabulary, &encoder, &mut |_| {}).unwrap();
 

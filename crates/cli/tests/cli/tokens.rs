@@ -67,6 +67,11 @@ fn text_goes_through_the_tokenizer_of_the_model() {
     let text: Vec<String> = (0..64).map(|i| format!("w{}", i * 7 % 100)).collect();
     lab.write("words.txt", text.join(" "));
     let words = ["eval", "--model", "hf", "--seq", "16", "--sequences", "2", "--json", "--data", "words.txt"];
+    // The end of a document by the model's config is none of this tokenizer.
+    let refused = lab.lockstep(&words).expect(2);
+    assert!(refused.stderr.contains("says eos_token_id = 256, which is no token of it"), "{refused}");
+    let config = std::fs::read_to_string(lab.path("hf/config.json")).unwrap();
+    lab.write("hf/config.json", config.replace("\"eos_token_id\": 256", "\"eos_token_id\": null"));
     let direct = lab.lockstep(&words).expect(0);
     assert!(direct.stdout.contains("\"tokens\":63"), "{direct}");
     lab.lockstep(&["data", "tokenize", "--tokenizer", "hf/tokenizer.json", "--out", "ids", "words.txt"]).expect(0);
@@ -82,4 +87,24 @@ fn text_goes_through_the_tokenizer_of_the_model() {
     let with = [&sets[..], &sample[..], &["data.tokenizer=hf/tokenizer.json"]].concat();
     let spoken = lab.train("spoken", &[], &with).expect(0);
     assert!(spoken.stdout.contains("w1 w2 w"), "{spoken}");
+
+    // The exported model has this tokenizer, also where the run file does not name it, and its end of a document.
+    let exported = lab.lockstep(&["ckpt", "export", "spoken", "--hf", "own"]).expect(0);
+    assert_eq!(std::fs::read_to_string(lab.path("own/tokenizer.json")).unwrap(), tokenizer, "{exported}");
+    let config = std::fs::read_to_string(lab.path("own/config.json")).unwrap();
+    assert!(config.contains("\"eos_token_id\": null"), "the tokenizer has none: {config}");
+    let ends = ["data", "tokenize", "--tokenizer", "hf/tokenizer.json", "--out", "ends", "--eod", "w9", "words.txt"];
+    let told = lab.lockstep(&ends).expect(0);
+    assert!(told.stdout.contains("end of a document: w9 (id 9), by --eod"), "{told}");
+    let sets = ["data.source=tokens", "data.paths=[\"ends\"]", "data.validation=0", "train.seq=16"];
+    lab.train("ended", &[], &sets).expect(0);
+    lab.lockstep(&["ckpt", "export", "ended", "--hf", "second"]).expect(0);
+    let config = std::fs::read_to_string(lab.path("second/config.json")).unwrap();
+    assert!(config.contains("\"eos_token_id\": 9"), "{config}");
+    assert_eq!(std::fs::read_to_string(lab.path("second/tokenizer.json")).unwrap(), tokenizer);
+    // A copy of another tokenizer is none of this model.
+    lab.write("ends/tokenizer.json", "{}");
+    let without = lab.lockstep(&["ckpt", "export", "ended", "--hf", "third"]).expect(0);
+    assert!(without.stdout.contains("has no tokenizer.json"), "{without}");
+    assert!(!lab.path("third/tokenizer.json").exists());
 }

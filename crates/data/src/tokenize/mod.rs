@@ -51,6 +51,8 @@ pub struct Vocabulary {
     pub eod: Option<(u32, String)>,
     /// BLAKE3 of the file.
     pub hash: [u8; 32],
+    /// Files of the tokenizer that go into the folder as they are, each with its name there: an exported model needs them.
+    pub files: Vec<(&'static str, PathBuf)>,
 }
 
 /// What to do.

@@ -81,6 +81,13 @@ impl Writer {
             Self { out: out.to_owned(), partial, tokens: None, documents: None, header, wide, buffer: Vec::new() };
         writer.tokens = Some(Hashed::create(writer.partial.join(TOKENS))?);
         writer.documents = Some(Hashed::create(writer.partial.join(DOCUMENTS))?);
+        for (name, file) in &vocabulary.files {
+            let read = |source| DataError::Read { path: file.clone(), key: "--tokenizer", source };
+            let content = fs::read(file).map_err(read)?;
+            let mut copy = Hashed::create(writer.partial.join(name))?;
+            copy.write(&content)?;
+            copy.finish()?;
+        }
         Ok(writer)
     }
 

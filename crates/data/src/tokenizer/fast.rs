@@ -8,10 +8,11 @@ use std::collections::HashMap;
 
 use regex_automata::Input;
 use regex_automata::meta::{Cache, Regex};
+use regex_automata::util::syntax;
 use serde_json::Value;
 use unicode_normalization_alignments::{IsNormalized, UnicodeNormalization, is_nfc_quick};
 
-use super::Shape;
+use super::{Added, Shape};
 
 /// What the pre-tokenizer `ByteLevel` splits by.
 const GPT2: &str = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+";
@@ -47,7 +48,14 @@ impl Fast {
         }
         let pattern = pattern(shape.pre_tokenizer.as_ref()?)?;
         let before = pattern.strip_suffix(SPACES)?;
-        if is_possessive(before) {
+        if is_possessive(before) || sets_flags(before) || may_be_empty(before) {
+            return None;
+        }
+        // The library looks for a normalised token in its normal form. Here all tokens are looked for as they are written.
+        let moved = |token: &&Added| {
+            token.normalized && matches!(normal(&token.content, nfc), Cow::Owned(text) if text != token.content)
+        };
+        if shape.added_tokens.iter().any(|token| moved(&token)) {
             return None;
         }
         let split = Regex::new_many(&[before, r"\s+"]).ok()?;
@@ -82,6 +90,20 @@ fn is_possessive(pattern: &str) -> bool {
         || pairs
             .into_iter()
             .any(|w| matches!(w, [_, b'?' | b'*' | b'+', b'+']) || matches!(w, [a, b'}', b'+'] if counted(*a)))
+}
+
+/// Whether a pattern sets flags, such as `(?i)`, that would hold for its end, too. Flags of a group, as in `(?i:...)`, end with it.
+fn sets_flags(pattern: &str) -> bool {
+    pattern.match_indices("(?").any(|(at, _)| {
+        let flags = pattern[at + 2..].trim_start_matches(|c: char| c.is_ascii_alphabetic() || c == '-');
+        flags.starts_with(')')
+    })
+}
+
+/// Whether a pattern may match nothing, or cannot be read.
+fn may_be_empty(pattern: &str) -> bool {
+    let least = syntax::parse(pattern).ok().and_then(|read| read.properties().minimum_len());
+    least.is_none_or(|bytes| bytes == 0)
 }
 
 /// A pattern that matches `text` alone.

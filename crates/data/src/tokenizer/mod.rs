@@ -4,6 +4,7 @@
 //! shape of such files (byte-level BPE behind a splitting pattern) takes a shorter way through the module `fast`: the same
 //! pattern in a faster engine, and a table of words that the crate encoded before.
 
+mod eod;
 mod fast;
 
 use std::path::{Path, PathBuf};
@@ -12,11 +13,9 @@ use serde::Deserialize;
 use tokenizers::Model;
 
 use crate::DataError;
+use crate::folder::TOKENIZER_FILES;
+pub use eod::Eod;
 use fast::{Fast, Words};
-
-/// Names that tokenizers give to the token that ends a document, the most usual first.
-const EOD_NAMES: &[&str] =
-    &["<|endoftext|>", "<|end_of_text|>", "<|eot_id|>", "<|im_end|>", "</s>", "<eos>", "<eod>", "[SEP]", "[EOS]"];
 
 /// A tokenizer. Immutable; each thread encodes through an [`Encoder`] of its own.
 pub struct Tokenizer {
@@ -40,6 +39,14 @@ struct Shape {
 #[derive(Deserialize)]
 struct Added {
     content: String,
+    /// It is looked for in the normalised text, in its own normalised form. Files always say; if one does not, the
+    /// careful reading is this one.
+    #[serde(default = "yes")]
+    normalized: bool,
+}
+
+fn yes() -> bool {
+    true
 }
 
 #[derive(Deserialize)]
@@ -94,6 +101,13 @@ impl Tokenizer {
         self.hash
     }
 
+    /// The file and the settings beside it that exist, each with the name that it has in a folder of tokens.
+    pub fn files(&self) -> Vec<(&'static str, PathBuf)> {
+        let [own, settings @ ..] = TOKENIZER_FILES;
+        let beside = settings.map(|name| (name, self.path.with_file_name(name)));
+        [(own, self.path.clone())].into_iter().chain(beside).filter(|(_, path)| path.is_file()).collect()
+    }
+
     /// The largest id plus one.
     pub fn ids(&self) -> usize {
         self.ids
@@ -102,11 +116,6 @@ impl Tokenizer {
     /// The id of a token by its name, if it has one.
     pub fn id(&self, token: &str) -> Option<u32> {
         self.inner.token_to_id(token)
-    }
-
-    /// The token that ends a document, if one has a name that is usual for it.
-    pub fn eod(&self) -> Option<(u32, &'static str)> {
-        EOD_NAMES.iter().find_map(|&name| Some((self.id(name)?, name)))
     }
 
     /// True if this file takes the fast way.

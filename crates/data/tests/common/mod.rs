@@ -58,7 +58,7 @@ pub fn options(inputs: &[&str], out: &std::path::Path) -> data::tokenize::Option
 #[allow(dead_code, reason = "not every test file needs it")]
 pub fn tokenize(options: &data::tokenize::Options, ids: usize) -> Result<data::tokenize::Report, data::DataError> {
     let eod = Some((299, "<eod>".to_owned()));
-    let vocabulary = data::tokenize::Vocabulary { ids, eod, hash: [7; 32] };
+    let vocabulary = data::tokenize::Vocabulary { ids, eod, hash: [7; 32], files: Vec::new() };
     data::tokenize::run(options, &vocabulary, &|| Box::new(Bytes), &mut |_| {})
 }
 
