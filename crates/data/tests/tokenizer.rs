@@ -240,17 +240,17 @@ fn the_files_beside_a_tokenizer_say_which_token_ends_a_document() {
     let eod = || Tokenizer::open(Path::new(&path)).unwrap().eod();
     let found = eod().unwrap().unwrap();
     assert_eq!((found.id, found.said_by.as_str()), (262, "a guess by its name"));
-    folder.write("config.json", r#"{"eos_token_id": [256, 262]}"#.to_owned());
+    folder.write("config.json", r#"{"eos_token_id": [256, 262]}"#);
     let found = eod().unwrap().unwrap();
     assert_eq!((found.id, found.name.as_str(), found.said_by.as_str()), (256, "th", "eos_token_id of config.json"));
     for (settings, id) in [(r#""the""#, 257), (r#"{"content": "the", "special": true}"#, 257), ("null", 256)] {
         folder.write("tokenizer_config.json", format!(r#"{{"eos_token": {settings}}}"#));
         assert_eq!(eod().unwrap().unwrap().id, id, "{settings}");
     }
-    folder.write("tokenizer_config.json", r#"{"eos_token": "<|absent|>"}"#.to_owned());
+    folder.write("tokenizer_config.json", r#"{"eos_token": "<|absent|>"}"#);
     let error = eod().unwrap_err().to_string();
     assert!(error.contains("<|absent|>") && error.contains("--eod"), "{error}");
-    folder.write("tokenizer_config.json", "{".to_owned());
+    folder.write("tokenizer_config.json", "{");
     let error = eod().unwrap_err().to_string();
     assert!(error.contains("tokenizer_config.json is no JSON"), "{error}");
 }
