@@ -42,6 +42,9 @@ pub trait Trade: Send {
     /// The checkpoints of these steps are not removed, however old they get. `checked`: the newest one of which all is known to be
     /// good that was computed before it.
     fn hold(&self, steps: &[u64], checked: Option<u64>);
+    /// The worlds before are over: ends their timeline, so that nothing of them is committed any more, and looks which checkpoints
+    /// are there.
+    fn survey(&self, run: &Run) -> Survey;
     /// Sets checkpoints of steps after `after` aside, in the run's folder and in the slower tier; what was done, or could not be.
     fn distrust(&self, run: &Run, after: u64) -> Vec<String>;
 }
@@ -55,6 +58,15 @@ pub struct Judgement {
     pub reason: String,
     /// Milliseconds for which nothing has moved at any rank; 0: something does, or not all have answered.
     pub still_ms: u64,
+}
+
+/// The checkpoints that a run can go on from.
+#[derive(Debug, Clone, Default, PartialEq)]
+pub struct Survey {
+    /// Steps and folders, ascending. The last one was read whole and is good.
+    pub saved: Vec<(u64, PathBuf)>,
+    /// What the person should know.
+    pub notes: Vec<String>,
 }
 
 /// What a controller is told.
@@ -111,6 +123,8 @@ pub struct Controller<'a> {
     repairs: Repairs,
     /// The last step that was told.
     told: u64,
+    /// A rank has told the digest.
+    digest_told: bool,
     /// A step that was decided in the world that ends: told when it is sure that the next one goes on after it.
     carried: Option<events::Step>,
     /// Where processes were started.
@@ -171,6 +185,7 @@ impl<'a> Controller<'a> {
             stepped_at: None,
             repairs: Repairs::default(),
             told: config.from.as_ref().map_or(0, |(step, _)| *step),
+            digest_told: false,
             carried: None,
             hosts: HashMap::new(),
             marks: BTreeMap::new(),

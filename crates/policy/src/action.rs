@@ -105,6 +105,9 @@ pub enum Action {
         /// The resolved run file from then on.
         run_toml: String,
     },
+    /// The run is about to go on from disk. End the timeline of the worlds before, so that nothing of them is committed any more; then
+    /// look which checkpoints are there and good, and give [`crate::Input::Found`].
+    Survey,
     /// Checkpoints of steps after this one are none any more: they are set aside, here and in the slower tier, and what is being
     /// written of them is not committed.
     Distrust {

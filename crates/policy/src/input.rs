@@ -236,6 +236,12 @@ pub enum Input {
         /// Its folder.
         path: PathBuf,
     },
+    /// The checkpoints that are there, after [`crate::Action::Survey`]: each with its last step and its folder, ascending. The last one
+    /// was read whole and is good. Those that the policy knows and that are not among them are gone or damaged.
+    Found {
+        /// Steps and folders.
+        saved: Vec<(u64, PathBuf)>,
+    },
     /// Who holds the others up, after [`crate::Action::Dump`].
     Verdict {
         /// The culprits, by rank; empty: nobody can be named.

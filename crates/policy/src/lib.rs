@@ -34,6 +34,8 @@ pub use shrink::{Laws, nearest};
 
 /// Exit code of a run whose budget of failures is spent.
 pub const BUDGET_SPENT: i32 = 5;
+/// Exit code of a run that was asked to stop.
+pub const STOPPED: i32 = 3;
 /// Exit code of a run that diverged.
 pub const DIVERGED: i32 = 4;
 /// Exit code of an internal error.

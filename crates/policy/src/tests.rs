@@ -1,5 +1,6 @@
 //! The ladder, rung by rung.
 
+mod ends;
 mod hosts;
 mod state;
 
@@ -31,20 +32,35 @@ struct Desk {
     policy: Policy,
     now: u64,
     seen: Vec<Decision>,
+    /// The folder of checkpoints.
+    folder: std::collections::BTreeMap<u64, std::path::PathBuf>,
 }
 
 impl Desk {
     fn new(sets: &[&str]) -> Self {
         let start = Start { run: run(sets), cores: 2, from: None, unchecked: None };
-        Self { policy: Policy::new(start, Box::new(Anything)), now: 0, seen: Vec::new() }
+        Self { policy: Policy::new(start, Box::new(Anything)), now: 0, seen: Vec::new(), folder: Default::default() }
     }
 
     fn on(&mut self, input: Input) -> Vec<Action> {
         self.now += 10;
+        if let Input::Checkpoint { step, path } = &input {
+            self.folder.insert(*step, path.clone());
+        }
         let out = self.policy.on(self.now, input);
         assert!(out.iter().all(|d| !d.reason.is_empty()), "{out:?}");
         self.seen.extend(out.clone());
-        out.into_iter().map(|d| d.action).collect()
+        let mut actions: Vec<_> = out.into_iter().map(|d| d.action).collect();
+        for action in &actions {
+            if let Action::Distrust { after } = action {
+                self.folder.retain(|step, _| step <= after);
+            }
+        }
+        if actions.contains(&Action::Survey) {
+            let saved = self.folder.clone().into_iter().collect();
+            actions.extend(self.on(Input::Found { saved }));
+        }
+        actions
     }
 
     /// All processes come up, the first world runs and has committed `step`.

@@ -1,6 +1,7 @@
 //! State to hashes and to disk: what each rank answers for, in names that no layout changes.
 
 use std::path::Path;
+use std::time::{Duration, Instant};
 
 use checkpoint::{
     Checkpoint, CheckpointError, Digest, DigestBuilder, FileEntry, HashPiece, Kind, Meta, PieceRef, Retention,
@@ -162,12 +163,6 @@ pub fn save(executor: &mut Executor, root: &Path, step: u64, best: &Best) -> Res
     Ok(result.map(|(path, bytes)| Saved { path, bytes, written_s: None, aside: None }))
 }
 
-/// What follows the commit of `step`: the marker of the best one, and room for the next.
-pub(crate) fn settle(root: &Path, step: u64, run: &Run, best: &Best, pending: &[u64]) {
-    mark_best(root, best);
-    make_room(root, step, run, best, pending);
-}
-
 /// Removes what is old once `step` is committed; `pending`: steps that must stay. Old ones that cannot be removed are no reason
 /// to stop.
 pub(crate) fn make_room(root: &Path, step: u64, run: &Run, best: &Best, pending: &[u64]) {
@@ -232,9 +227,18 @@ pub(crate) fn checked(root: &Path) -> Option<u64> {
     read["checked"].as_u64().filter(|_| read["timeline"].as_str() == Some(&Timeline::of(root).name()))
 }
 
+/// Waits until the run's controller knows the checkpoint of `step`, at most so long: before that the one before it may be what the
+/// run goes back to, and [`hold`] keeps it.
+pub(crate) fn wait_until_known(root: &Path, step: u64, patience: Duration) {
+    let until = Instant::now() + patience;
+    while !held(root).iter().any(|known| *known >= step) && Instant::now() < until {
+        std::thread::sleep(Duration::from_millis(5));
+    }
+}
+
 /// Writes `best.json` beside the checkpoints if the best validation's step has one. A marker that cannot be written is
 /// no reason to stop.
-fn mark_best(root: &Path, best: &Best) {
+pub(crate) fn mark_best(root: &Path, best: &Best) {
     let Some((step, loss)) = best.best.filter(|(step, _)| checkpoint::step_dir(root, *step).exists()) else { return };
     let text = serde_json::json!({ "schema": 1, "step": step, "validation_loss": loss }).to_string() + "\n";
     let (new, at) = (root.join("best.json.tmp"), root.join("best.json"));

@@ -308,7 +308,10 @@ impl RankRun<'_> {
         let began = Instant::now();
         let digest = persist::digest(&mut self.executor, run.cursor(last))?;
         self.spent("digest", began);
-        self.say(Event::Digest { step: last, digest: digest.to_string(), numerics_version: NUMERICS_VERSION });
+        let told = Event::Digest { step: last, digest: digest.to_string(), numerics_version: NUMERICS_VERSION };
+        (self.sink)(if self.speaks { Said::Event(told) } else { Said::Digest(told) });
+        // Nobody waits for this rank any more.
+        self.saver.room_is_made();
         Ok(ended)
     }
 

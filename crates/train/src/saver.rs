@@ -19,7 +19,7 @@ use checkpoint::interval::{Measured, steps_between};
 use checkpoint::store::{Store, Uploader};
 use checkpoint::{Attempt, Retention, Snapshot, Timeline};
 use events::Event;
-use spec::Run;
+use spec::{Run, Transport};
 
 use self::writer::{Busy, Commit, Done, NOBODY, PART_LIMIT, Task, WRITER_NICE, kept_for};
 use crate::best::Best;
@@ -37,6 +37,8 @@ const STORE_LOOK: Duration = Duration::from_secs(1);
 const STORE_LIMIT: Duration = Duration::from_secs(10);
 /// But not longer.
 const STORE_LIMIT_MAX: Duration = Duration::from_secs(3600);
+/// How long older checkpoints wait for the controller to know of a newer one; after that those that it knows stay, and no others.
+const KNOWN_LIMIT: Duration = Duration::from_secs(5);
 /// With `checkpoint.every = "auto"`: steps before the first checkpoint, whose cost is not known.
 pub(crate) const FIRST: u64 = 10;
 
@@ -49,6 +51,7 @@ enum Due {
 
 /// A rank's writer of checkpoints.
 pub struct Saver {
+    run: Run,
     root: PathBuf,
     rank: usize,
     /// That of this world: once the run has gone back nothing of it is committed any more.
@@ -98,6 +101,7 @@ impl Word {
 
 struct Writing {
     step: u64,
+    best: Best,
     began: Instant,
     /// Seconds that the rank waited until it could go on.
     waited: f64,
@@ -116,6 +120,7 @@ impl Saver {
     pub fn new(run: &Run, rank: usize, root: &Path, done: u64) -> Self {
         let config = &run.checkpoint;
         Self {
+            run: run.clone(),
             root: root.to_owned(),
             rank,
             timeline: Timeline::of(root),
@@ -164,23 +169,34 @@ impl Saver {
     }
 
     /// Takes in that `step` was written while the ranks waited; older ones are removed without them.
-    pub fn wrote(&mut self, step: u64, best: &Best, run: &Run) {
+    pub fn wrote(&mut self, step: u64, best: &Best) {
         if let Due::Auto(next) = &mut self.due {
             *next = step + self.gap;
-        }
-        if self.rank == 0 {
-            let (root, run, best, pending) = (self.root.clone(), run.clone(), *best, self.pending());
-            let thread = std::thread::Builder::new().name("checkpoint-room".into());
-            let make = move || {
-                let _ = rustix::process::nice(WRITER_NICE);
-                persist::make_room(&root, step, &run, &best, &pending);
-            };
-            // Without a thread there is none to spare: the next one makes room.
-            self.room = thread.spawn(make).ok();
         }
         if let Some(uploader) = &self.uploader {
             uploader.push(step, kept_for(best));
         }
+        self.make_room(step, best);
+    }
+
+    /// Rank 0, once `step` is committed: removes what is old, in a thread, as soon as the run's controller knows of this one. Until then
+    /// the run may go back to the one before.
+    fn make_room(&mut self, step: u64, best: &Best) {
+        if self.rank > 0 {
+            return;
+        }
+        let (root, run, best, uploader) = (self.root.clone(), self.run.clone(), *best, self.uploader.clone());
+        let thread = std::thread::Builder::new().name("checkpoint-room".into());
+        let make = move || {
+            let _ = rustix::process::nice(WRITER_NICE);
+            if run.layout.transport != Transport::Threads {
+                persist::wait_until_known(&root, step, KNOWN_LIMIT);
+            }
+            let pending = uploader.map_or(Vec::new(), |uploader| uploader.pending());
+            persist::make_room(&root, step, &run, &best, &pending);
+        };
+        // Without a thread there is none to spare: the next one makes room.
+        self.room = thread.spawn(make).ok();
     }
 
     /// Waits until what a checkpoint leaves room for is gone.
@@ -300,7 +316,6 @@ impl Saver {
             commit: (self.rank == 0).then(|| Commit {
                 meta: persist::meta(executor, step, None, best),
                 best: *best,
-                run: executor.run.clone(),
                 uploader: self.uploader.clone(),
             }),
         };
@@ -312,8 +327,17 @@ impl Saver {
             drop(tell.send(task.run()));
         });
         spawned.map_err(|e| TrainError::Internal(format!("cannot start the writer of checkpoints: {e}")))?;
-        self.under_way =
-            Some(Writing { step, began, waited: began.elapsed().as_secs_f64(), copied, closing, void, partless, done });
+        self.under_way = Some(Writing {
+            step,
+            best: *best,
+            began,
+            waited: began.elapsed().as_secs_f64(),
+            copied,
+            closing,
+            void,
+            partless,
+            done,
+        });
         Ok(())
     }
 
@@ -360,7 +384,7 @@ impl Saver {
             false => writing.done.recv_timeout(patience).map_err(|e| e == RecvTimeoutError::Disconnected),
         };
         let waited = writing.waited + writing.copied.waited().as_secs_f64();
-        let (step, seconds) = (writing.step, writing.began.elapsed().as_secs_f64());
+        let (step, best, seconds) = (writing.step, writing.best, writing.began.elapsed().as_secs_f64());
         let (verdict, untold) = match done {
             Err(false) => return,
             Err(true) => {
@@ -383,6 +407,7 @@ impl Saver {
         match verdict {
             Some(Ok(saved)) => {
                 self.saved = step;
+                self.make_room(step, &best);
                 let Saved { path, bytes, written_s, aside } = saved;
                 let note = |aside| format!("another checkpoint of step {step} was in its place, it is in {aside} now");
                 self.news.extend(aside.map(|aside| Event::Notice { text: note(aside) }));

@@ -198,9 +198,11 @@ impl Worker {
         let (timeline, folder) = (Timeline::of(&self.root), step_dir(&self.root, step));
         let from = Checkpoint::open(&folder).map_err(|e| (false, e.to_string()))?;
         let bytes = self.store.put(&from).map_err(words)?;
-        // Who goes back gives the folder here its new name before looking into the store.
+        // Who goes back gives the folder here its new name before looking into the store. That the original is gone by now says
+        // nothing: retention may have removed it, and then the copy is all there is.
         let still = || Checkpoint::open_alone(&folder).is_ok_and(|now| now.files() == from.files());
-        if Timeline::of(&self.root) != timeline && !still() {
+        let kept = || timeline.keeps(&self.root, step).unwrap_or_else(still);
+        if Timeline::of(&self.root) != timeline && !kept() {
             self.store.set_one_aside(step).map_err(words)?;
             return Err((false, "the run went back to an earlier step meanwhile".into()));
         }

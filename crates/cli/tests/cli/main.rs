@@ -14,6 +14,7 @@ mod data;
 mod detect;
 mod disk;
 mod doctor;
+mod ends;
 mod first_step;
 mod hosts;
 mod hosts_cut;

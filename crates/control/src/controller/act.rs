@@ -4,7 +4,7 @@ use events::{Event, Intervention};
 use policy::{Action, Decision, Input, Origin, Process, World};
 use spec::Transport;
 
-use super::{Controller, End};
+use super::{Controller, End, Survey};
 use crate::agent::Agents;
 use crate::journal::Entry;
 use crate::wire::{Assignment, ToRank};
@@ -71,6 +71,12 @@ impl Controller<'_> {
             Action::Intervene { step, detail, run_toml } => {
                 self.interventions.push((skip(step, detail), run_toml));
             }
+            Action::Survey => {
+                let Survey { saved, notes } = self.trade.survey(self.policy.run());
+                notes.into_iter().for_each(|text| observe(&Event::Notice { text }));
+                self.checks.hold_again();
+                self.feed(Input::Found { saved }, agents, observe);
+            }
             Action::Distrust { after } => self.distrust(after, &reason, observe),
             Action::Evict { host } => tell(format!("place nothing on host {host} any more"), observe),
             Action::AskStop => self.members().iter().for_each(|p| agents.say(*p, &ToRank::Stop)),
@@ -88,6 +94,7 @@ impl Controller<'_> {
     fn form(&mut self, world: World, reason: &str, agents: &mut dyn Agents, observe: &mut dyn FnMut(&Event)) {
         self.addresses.clear();
         self.flights = None;
+        self.digest_told = false;
         self.signs.moves();
         match self.assignments(&world, &world.processes, agents) {
             Ok(words) => words.iter().for_each(|(process, word)| agents.say(*process, word)),

@@ -135,6 +135,10 @@ impl Controller<'_> {
         if matches!(&event, Event::Step(step) if self.rebuilt && step.step <= self.policy.reached()) {
             return;
         }
+        // Each rank tells it, so that it is known whoever ends then; it is one.
+        if matches!(&event, Event::Digest { .. }) && std::mem::replace(&mut self.digest_told, true) {
+            return;
+        }
         let at = self.seconds();
         observe(&event);
         let input = match event {

@@ -95,6 +95,11 @@ impl Checks {
         self.under_way = Some(UnderWay { step, spare, first });
     }
 
+    /// The folder has another timeline: what stands in it holds no more, and is written again.
+    pub fn hold_again(&mut self) {
+        self.held = <_>::default();
+    }
+
     /// Nothing more is to come of the check of `step`.
     pub fn over(&mut self, step: u64) {
         self.done = self.done.max(step);
@@ -184,12 +189,13 @@ impl Controller<'_> {
         self.checks.over(step);
     }
 
-    /// The checkpoints that nobody may remove: the one from which a check is made, the one to go back to, and the newest of which all
-    /// was checked.
+    /// The checkpoints that nobody may remove: the newest one that this controller knows, the one from which a check is made, the one to
+    /// go back to if a device is broken, and the newest of which all was checked.
     fn hold(&mut self) {
         let work = self.checks.under_way.as_ref().map(|work| work.step - 1);
         let vouched = self.policy.vouched();
-        let mut steps: Vec<u64> = self.policy.sound().into_iter().chain(work).chain(vouched).collect();
+        let known = self.policy.newest_saved();
+        let mut steps: Vec<u64> = self.policy.sound().into_iter().chain(work).chain(vouched).chain(known).collect();
         steps.sort_unstable();
         steps.dedup();
         let held = (steps, vouched);

@@ -10,7 +10,7 @@ use fabric::FabricOptions;
 use policy::{Laws, Piece, Process};
 use spec::Run;
 
-use super::{Config, Controller, Judgement, Trade};
+use super::{Config, Controller, Judgement, Survey, Trade};
 use crate::agent::{Agents, Heard, News};
 use crate::wire::{FabricSpec, FromRank, ToRank};
 
@@ -40,6 +40,9 @@ impl Trade for Anything {
         Judgement { ranks: Vec::new(), reason: String::new(), still_ms: 0 }
     }
     fn hold(&self, _: &[u64], _: Option<u64>) {}
+    fn survey(&self, _: &Run) -> Survey {
+        Survey::default()
+    }
     fn distrust(&self, _: &Run, _: u64) -> Vec<String> {
         Vec::new()
     }

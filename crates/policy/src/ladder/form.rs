@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use spec::Run;
 
-use super::{ALL_ALIKE_MAX, Left, Next, Phase, Policy, checks_every};
+use super::{ALL_ALIKE_MAX, AWAY_MS, Left, Next, Phase, Policy, checks_every};
 use crate::action::{Action, Origin, World};
 use crate::held::{Agreement, agree};
 use crate::hosts::{Doing, Host};
@@ -15,9 +15,6 @@ use crate::{BUDGET_SPENT, DIVERGED};
 
 /// A step is replayed so often with the same processes before one is restarted.
 const REPLAYS_MAX: usize = 2;
-
-/// When all hosts are away they are waited for so long; agents let their ranks live as long (`--idle-limit-s`).
-const AWAY_MS: u64 = 600_000;
 
 impl Policy {
     /// What follows without a further input.
@@ -218,7 +215,7 @@ impl Policy {
 
     /// Starts what is missing: members, then spares.
     fn fill(&mut self, now: u64) {
-        if self.members().iter().any(|p| *self.hosts.doing(*p) == Doing::Done) {
+        if self.is_ending() {
             return;
         }
         if self.world.is_none() && self.hosts.open() < self.first_hosts {
@@ -310,17 +307,23 @@ impl Policy {
             }
             Next::Saved => (newest(), format!("{}from {}", self.why_saved, self.saves.name())),
         };
+        let saved = !matches!(origin, Origin::Peers { .. });
+        if saved && generation > 1 && !self.surveyed {
+            // A checkpoint may be there that nobody lived to tell of, and one that was told of may be gone or damaged.
+            return self.act(Action::Survey, "the run goes on from disk");
+        }
         let shape = match size.cmp(&self.wanted.layout.world()) {
             std::cmp::Ordering::Less => format!("{} of {} ranks, over the same grid", size, self.wanted.layout.world()),
             _ => format!("all {size} ranks"),
         };
         processes.iter().for_each(|p| self.hosts.set(*p, Doing::Member));
-        let saved = !matches!(origin, Origin::Peers { .. });
         let (run_toml, layout) = (run.values.to_toml(), run.layout.to_string());
         let world = World { generation, processes, run_toml, layout, origin, recheck: self.recheck };
         self.world = Some((world.clone(), run));
         if saved {
             self.reached = self.saves.newest_step();
+            // It may be newer than all that was heard of.
+            self.committed = self.committed.max(self.reached);
             if generation > 1 {
                 // Somebody of a world before may still be writing one of a later step, or have written it unheard.
                 let after = self.reached;
@@ -330,6 +333,7 @@ impl Policy {
         self.saves.goes_on(self.reached);
         let unseen = self.note_unseen(&ended);
         self.phase = Phase::Running;
+        self.unformed_since = None;
         (self.counted, self.suspicion) = (false, None);
         self.by_themselves.clear();
         self.broken_seen = false;

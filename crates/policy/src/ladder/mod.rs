@@ -17,10 +17,17 @@ use crate::action::{Action, Decision, World};
 use crate::hosts::{Doing, Hosts};
 use crate::input::{Input, Piece, Process};
 use crate::shrink::Laws;
+use crate::{BUDGET_SPENT, STOPPED};
 use saves::{Back, Saves};
 
 /// How long the members of an ended world may take to say what they hold, at least.
 const SETTLE_MS: u64 = 3_000;
+
+/// How long members may take to say that they are done once one has said it, at least: a profile may still be written.
+const DONE_MS: u64 = 30_000;
+
+/// When all hosts are away they are waited for so long; agents let their ranks live as long (`--idle-limit-s`).
+const AWAY_MS: u64 = 600_000;
 
 /// All ranks may end by themselves at one step so often before the run ends.
 const ALL_ALIKE_MAX: usize = 1;
@@ -88,6 +95,12 @@ pub struct Policy {
     saves: Saves,
     /// Steps that a broken device may have spoilt: the next world goes on before them.
     suspect: Option<Back>,
+    /// What is on disk was looked at since the last world ended.
+    surveyed: bool,
+    /// Since when there is no world whose ranks are at work.
+    unformed_since: Option<u64>,
+    /// When a member of the world of the moment said that it is done.
+    done_since: Option<u64>,
     /// A broken device was found in the world of the moment.
     broken_seen: bool,
     /// The next steps are to be checked by other ranks.
@@ -113,6 +126,8 @@ pub struct Policy {
     /// What a rank said of a peer that has not said anything itself.
     suspicion: Option<(&'static str, Option<Process>, String)>,
     stopping: bool,
+    /// When somebody asked the run to stop.
+    stop_asked: Option<u64>,
     /// Hosts that are waited for before the first process is started.
     first_hosts: usize,
     /// Processes of the program before, still to be replaced.
@@ -193,6 +208,9 @@ impl Policy {
                 None => Saves::of(start.from),
             },
             suspect: None,
+            surveyed: false,
+            unformed_since: None,
+            done_since: None,
             broken_seen: false,
             recheck,
             doubt: false,
@@ -208,6 +226,7 @@ impl Policy {
             counted: false,
             suspicion: None,
             stopping: false,
+            stop_asked: None,
             first_hosts: 1,
             old: BTreeSet::new(),
             renewed_at: 0,
@@ -263,6 +282,11 @@ impl Policy {
     pub fn waiting(&self) -> Vec<Process> {
         let waits = |p: &&Process| *self.hosts.doing(**p) == Doing::Ready;
         self.hosts.processes.keys().filter(waits).copied().collect()
+    }
+
+    /// The step of the newest checkpoint that this knows of; it must not be removed before a newer one is known.
+    pub fn newest_saved(&self) -> Option<u64> {
+        self.saves.newest().map(|(step, _)| *step)
     }
 
     /// The step of the checkpoint that the run would go back to if a device were broken now; it must not be removed.
@@ -359,14 +383,20 @@ impl Policy {
                 self.progress_at = now;
                 self.saves.written(step, path);
             }
+            Input::Found { saved } => {
+                self.progress_at = now;
+                self.saves.found(saved);
+                self.surveyed = true;
+            }
             Input::Still { ms } => self.still(now, ms),
             Input::Verdict { ranks, reason, still_ms } => self.verdict(now, &ranks, &reason, still_ms),
             Input::Checked { step } => self.saves.begin_checks(step),
             Input::Disputed { step, processes, detail } => self.disputed(now, step, &processes, detail),
             Input::Erred { process, detail } => self.kill(now, process, "broken device", detail),
-            Input::Done { process } => self.done(process),
+            Input::Done { process } => self.done(now, process),
             Input::Failed { process, code, reason, alike } => self.failed(now, process, code, &reason, alike),
             Input::Stop => {
+                self.stop_asked.get_or_insert(now);
                 if !std::mem::replace(&mut self.stopping, true) && self.phase == Phase::Running {
                     self.act(Action::AskStop, "somebody asked the run to stop");
                 }
@@ -435,14 +465,66 @@ impl Policy {
     fn end_world(&mut self, now: u64, reason: &str) {
         let Some(generation) = self.world().map(|w| w.generation) else { return };
         self.phase = Phase::Settling(now);
+        self.surveyed = false;
+        self.unformed_since = Some(now);
         self.act(Action::Abort { generation }, reason);
     }
 
-    fn done(&mut self, process: Process) {
+    /// A member has come to the end of the run. All ranks agreed on the digest before the first of them could say so: nothing is
+    /// left to do for the others but to say it, too. Whoever cannot any more is done as well.
+    fn done(&mut self, now: u64, process: Process) {
+        self.done_since.get_or_insert(now);
         self.hosts.set(process, Doing::Done);
-        let members = self.members();
-        if members.iter().all(|p| *self.hosts.doing(*p) == Doing::Done) {
+        for member in self.members() {
+            if !matches!(self.hosts.doing(member), Doing::Member) {
+                self.hosts.set(member, Doing::Done);
+            }
+        }
+        self.end_if_done();
+    }
+
+    /// A member of the world of the moment has come to the end of the run.
+    fn is_ending(&self) -> bool {
+        self.done_since.is_some()
+    }
+
+    /// `process`, a member, has nothing to say any more, and the run is at its end. True if that is so.
+    fn leaves_at_the_end(&mut self, process: Process) -> bool {
+        let leaves = self.is_ending() && self.rank(process).is_some();
+        if leaves {
+            self.hosts.set(process, Doing::Done);
+            self.end_if_done();
+        }
+        leaves
+    }
+
+    fn end_if_done(&mut self) {
+        if self.members().iter().all(|p| *self.hosts.doing(*p) == Doing::Done) {
             self.stop(0, "every rank is done");
+        }
+    }
+
+    /// No state lasts for ever: what has no end of its own ends here, with the reason.
+    fn limit(&mut self, now: u64) {
+        if let Some(since) = self.done_since {
+            let limit = DONE_MS.max(self.guard.progress_floor_ms);
+            if now > since + limit {
+                self.stop(0, format!("the ranks are done; not all have said so within {limit} ms"));
+            }
+            return;
+        }
+        let Some(since) = self.unformed_since else { return };
+        if let Some(asked) = self.stop_asked.filter(|asked| now > since.max(*asked) + self.guard.assemble_timeout_ms) {
+            let (ms, from) = (now - asked, self.saves.name());
+            let text = format!(
+                "stopped on request; no world came together in the {ms} ms since, --resume goes on from {from}"
+            );
+            return self.stop(STOPPED, text);
+        }
+        let limit = AWAY_MS + 2 * self.guard.assemble_timeout_ms;
+        if now > since + limit {
+            let from = self.saves.name();
+            self.stop(BUDGET_SPENT, format!("no world came together within {limit} ms; --resume goes on from {from}"));
         }
     }
 
@@ -460,6 +542,10 @@ impl Policy {
     }
 
     fn tick(&mut self, now: u64) {
+        self.limit(now);
+        if self.phase == Phase::Ended {
+            return;
+        }
         let late = self.hosts.processes.iter().filter_map(|(id, p)| match p.doing {
             Doing::Starting(since) if now > since + self.guard.assemble_timeout_ms => Some(*id),
             _ => None,

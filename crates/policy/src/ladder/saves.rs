@@ -108,6 +108,12 @@ impl Saves {
         self.tidy();
     }
 
+    /// What is there. The folder is right: what was not told of counts, and what is not there does not.
+    pub fn found(&mut self, saved: Vec<Saved>) {
+        self.all = saved;
+        self.tidy();
+    }
+
     /// `step` was committed in a run that checks every `every`th one; 0: none.
     pub fn committed(&mut self, step: u64, every: u64) {
         if every > 0 && step.is_multiple_of(every) {
@@ -251,6 +257,16 @@ mod tests {
         saves.begin_checks(13);
         assert_eq!((saves.checked(), saves.all_checked(), saves.sound()), (13, 10, Some(12)));
         assert_eq!((doubtful(12, Some(11)).all_checked(), doubtful(11, Some(4)).unseen()), (10, Some(4)));
+    }
+
+    #[test]
+    fn what_is_found_counts_and_not_what_was_told() {
+        let mut saves = Saves::of(None);
+        written(&mut saves, [2, 4]);
+        saves.found(vec![(2, "c/2".into()), (6, "c/6".into())]);
+        assert_eq!((saves.newest_step(), saves.newest_until(5)), (6, Some(2)));
+        saves.found(vec![]);
+        assert_eq!(saves.newest(), None);
     }
 
     #[test]

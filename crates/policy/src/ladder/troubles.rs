@@ -10,8 +10,12 @@ use crate::{BUDGET_SPENT, INTERNAL};
 const SAME_MAX: usize = 3;
 
 impl Policy {
-    /// Something is wrong: say it, end the world, and count it against the budget unless the world is ending already.
+    /// Something is wrong: say it, end the world, and count it against the budget unless the world is ending already. At the end of the
+    /// run nothing is: its result is known.
     pub(super) fn trouble(&mut self, now: u64, kind: &str, process: Option<Process>, detail: String) {
+        if self.is_ending() {
+            return;
+        }
         self.troubles += 1;
         let rank = process.and_then(|p| self.rank(p));
         let host = process.and_then(|p| self.hosts.host(p));
@@ -60,6 +64,9 @@ impl Policy {
         if *self.hosts.doing(process) == Doing::Gone {
             return;
         }
+        if self.leaves_at_the_end(process) {
+            return;
+        }
         let member = self.is_member(process);
         let was = self.hosts.doing(process).clone();
         self.hosts.set(process, Doing::Gone);
@@ -71,11 +78,6 @@ impl Policy {
                     return self.stop(BUDGET_SPENT, format!("{process} ended before it was ready: {how}"));
                 }
             }
-            return;
-        }
-        if self.members().iter().any(|p| *self.hosts.doing(*p) == Doing::Done) {
-            // Nobody is done before all have agreed on the digest: there is nothing left to do for this one.
-            self.hosts.set(process, Doing::Done);
             return;
         }
         self.trouble(now, "exit", Some(process), how.into());
@@ -90,6 +92,11 @@ impl Policy {
     }
 
     pub(super) fn kill(&mut self, now: u64, process: Process, kind: &str, reason: String) {
+        if self.is_ending() && self.rank(process).is_some() {
+            self.act(Action::Kill { process }, reason);
+            self.leaves_at_the_end(process);
+            return;
+        }
         if self.is_member(process) {
             self.trouble(now, kind, Some(process), reason.clone());
         }
@@ -122,9 +129,10 @@ impl Policy {
         }
         let there = |p: &crate::hosts::Known| p.host == name && p.doing != Doing::Gone;
         let lost: Vec<_> = self.hosts.processes.iter().filter(|(_, p)| there(p)).map(|(id, _)| *id).collect();
-        if self.members().iter().any(|p| *self.hosts.doing(*p) == Doing::Done) {
-            // Nobody is done before all have agreed on the digest: there is nothing left to do for these.
-            lost.iter().for_each(|process| self.hosts.set(*process, Doing::Done));
+        if self.is_ending() {
+            for process in lost {
+                self.leaves_at_the_end(process);
+            }
             return;
         }
         // Whatever was there is gone by one cause, and counts once.
@@ -142,7 +150,7 @@ impl Policy {
         if !self.is_member(process) || self.world().is_none_or(|w| w.generation != generation) {
             return;
         }
-        if *self.hosts.doing(process) == Doing::Gone {
+        if *self.hosts.doing(process) == Doing::Gone || self.leaves_at_the_end(process) {
             return;
         }
         self.hosts.set(process, Doing::Holds(held, cause.clone()));
@@ -269,6 +277,9 @@ impl Policy {
         self.hosts.set(process, Doing::Failed(code, reason.into()));
         if code != INTERNAL {
             return self.stop(code, reason);
+        }
+        if self.leaves_at_the_end(process) {
+            return;
         }
         if alike && member {
             // The others are about to say the same: their last words are waited for.

@@ -415,7 +415,12 @@ fn who_goes_on_from_unchecked_steps_checks_the_first_one_and_has_where_to_go_bac
             from: Some((6, "c/6".into())),
             unchecked,
         };
-        let mut desk = Desk { policy: Policy::new(start, Box::new(Anything)), now: 0, seen: Vec::new() };
+        let mut desk = Desk {
+            policy: Policy::new(start, Box::new(Anything)),
+            now: 0,
+            seen: Vec::new(),
+            folder: [(4, "c/4".into()), (6, "c/6".into())].into(),
+        };
         let spawned = spawns(&desk.on(Input::HostJoined { host: "a".into(), slots: 4 }));
         let formed_by: Vec<_> = spawned.iter().flat_map(|p| desk.on(Input::Ready { process: *p })).collect();
         let world = formed(&formed_by);

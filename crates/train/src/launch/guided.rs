@@ -9,7 +9,7 @@ use std::time::Instant;
 use checkpoint::CheckpointError;
 use checkpoint::store::Store;
 use control::agent::Agents;
-use control::controller::{Config, Controller, Judgement, Trade};
+use control::controller::{Config, Controller, Judgement, Survey, Trade};
 use control::inject::{Injection, Random};
 use control::lease::Holding;
 use control::local::LocalAgent;
@@ -22,6 +22,7 @@ use spec::Run;
 use super::flight;
 use super::hosts::{self, Earlier};
 use super::reload::{Change, Desk};
+use super::survey::survey;
 use super::wire::JobSpec;
 use super::{POLL, Request, RunFolder, prove};
 use crate::comm::fabric_options;
@@ -82,6 +83,10 @@ impl Trade for Knowledge {
 
     fn hold(&self, steps: &[u64], checked: Option<u64>) {
         persist::hold(&self.checkpoints, steps, checked);
+    }
+
+    fn survey(&self, run: &Run) -> Survey {
+        survey(&self.checkpoints, run)
     }
 
     fn distrust(&self, run: &Run, after: u64) -> Vec<String> {

@@ -11,6 +11,7 @@ mod offload;
 mod profile;
 pub mod reload;
 mod resume;
+mod survey;
 mod threads;
 mod watch;
 pub mod wire;

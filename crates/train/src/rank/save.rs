@@ -97,7 +97,7 @@ impl RankRun<'_> {
         self.failed_checkpoint = result.as_ref().err().cloned();
         match result {
             Ok(saved) => {
-                self.saver.wrote(step, &self.best, &self.job.run);
+                self.saver.wrote(step, &self.best);
                 let seconds = began.elapsed().as_secs_f64();
                 let Saved { path, bytes, written_s, .. } = saved;
                 self.say(Event::Checkpoint { step, path, bytes, seconds, written_s });

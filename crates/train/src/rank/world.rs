@@ -46,6 +46,8 @@ pub struct Pulse {
 pub enum Said {
     /// Something happened.
     Event(Event),
+    /// The digest at the end, which all ranks know and any of them may live to tell.
+    Digest(Event),
     /// A step that is decided, of which nobody may have told, because its world ends.
     Carried(Step),
     /// What this rank made of the leaves of a committed step, which spares check: (leaf, hash of its gradients).

@@ -8,7 +8,6 @@ use std::time::{Duration, Instant};
 use checkpoint::store::Uploader;
 use checkpoint::{Attempt, Committed, Meta, Snapshot};
 use rustix::time::{ClockId, clock_gettime};
-use spec::Run;
 use spec::tensors::Tensor;
 
 use crate::best::Best;
@@ -68,7 +67,6 @@ pub(super) struct Task {
 pub(super) struct Commit {
     pub(super) meta: Meta,
     pub(super) best: Best,
-    pub(super) run: Run,
     pub(super) uploader: Option<Arc<Uploader>>,
 }
 
@@ -117,7 +115,7 @@ impl Task {
         if rank == 0 || untold.is_some() {
             stuck.store(attempt.step, Ordering::Release);
         }
-        let verdict = commit.map(|Commit { meta, best, run, uploader }| {
+        let verdict = commit.map(|Commit { meta, best, uploader }| {
             let closed = Cell::new(None);
             let given_up = || {
                 let since = closing.load(Ordering::Relaxed).then(|| closed.get().unwrap_or_else(Instant::now));
@@ -148,8 +146,7 @@ impl Task {
                     if let Some(uploader) = &uploader {
                         uploader.push(attempt.step, kept_for(&best));
                     }
-                    let pending = uploader.map_or(Vec::new(), |uploader| uploader.pending());
-                    persist::settle(&attempt.root, attempt.step, &run, &best, &pending);
+                    persist::mark_best(&attempt.root, &best);
                     let aside = aside.map(|aside| aside.display().to_string());
                     Ok(Saved { path: path.display().to_string(), bytes, written_s, aside })
                 }

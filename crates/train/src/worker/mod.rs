@@ -167,7 +167,7 @@ impl Worker<'_> {
         let start = self.start(origin)?;
         rank::run(&job, endpoint, start, &|said| {
             self.voice.say(&match said {
-                Said::Event(event) => FromRank::Event(event),
+                Said::Event(event) | Said::Digest(event) => FromRank::Event(event),
                 Said::Leaves { step, leaves } => FromRank::Leaves { generation, step, leaves },
                 Said::Carried(step) => FromRank::Carried { generation, step },
                 Said::Loaded { step, bytes, seconds } => FromRank::Loaded { generation, step, bytes, seconds },
