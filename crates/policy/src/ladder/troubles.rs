@@ -275,17 +275,17 @@ impl Policy {
     pub(super) fn failed(&mut self, now: u64, process: Process, code: i32, reason: &str, alike: bool) {
         let member = self.is_member(process);
         self.hosts.set(process, Doing::Failed(code, reason.into()));
-        if code != INTERNAL {
-            return self.stop(code, reason);
-        }
-        if self.leaves_at_the_end(process) {
-            return;
-        }
         if alike && member {
             // The others are about to say the same: their last words are waited for.
             if self.members().iter().all(|p| matches!(self.hosts.doing(*p), Doing::Failed(..))) {
                 self.stop(code, reason);
             }
+            return;
+        }
+        if code != INTERNAL {
+            return self.stop(code, reason);
+        }
+        if self.leaves_at_the_end(process) {
             return;
         }
         if !member {
