@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use rustix::process::Signal;
 
-use crate::common::{Lab, send};
+use crate::common::{Lab, hold, send};
 
 /// Steps of milliseconds, and a rank that begins to write so much later that steps pass meanwhile.
 const SETS: [&str; 4] = ["train.steps=300", "layout.dp=2", "checkpoint.background=true", "checkpoint.stagger_ms=150"];
@@ -68,9 +68,12 @@ fn one_that_is_due_too_early_is_skipped_aloud() {
 /// Killed for good, parent or rank, while half of a checkpoint is on disk.
 fn killed_in_the_middle(victim: Option<usize>) {
     let lab = Lab::new();
-    let mut run = lab.start_train("out", &[], &[&SETS[..], &["checkpoint.every=40"]].concat());
+    // The second rank writes so much later that half of one is seen, and there are many of them.
+    let sets = ["train.steps=300", "layout.dp=2", "checkpoint.background=true", "checkpoint.stagger_ms=1000"];
+    let inject = hold(0, 41, None);
+    let mut run = lab.start_train("out", &["--inject", &inject], &[&sets[..], &["checkpoint.every=5"]].concat());
     let pids = run.ranks(2);
-    run.wait_for(|line| line.starts_with("checkpoint of step 40 | "));
+    run.wait_for(|line| line.starts_with("checkpoint of step ") && line.contains("written beside the steps"));
     half_written(&lab);
     match victim {
         None => run.signal(Signal::KILL),

@@ -41,6 +41,14 @@ background = false
 /// Settings under which a step takes seconds.
 pub const SLOW: [&str; 4] = ["model.preset=demo", "train.seq=512", "train.batch=64", "train.steps=50"];
 
+/// A fault that keeps a run at work, however long a busy machine lets the test wait: from `step` on all that `rank` does takes thirty
+/// times as long (no more, or what a busy machine makes slow would look like a hang). It ends with the world of that rank, or after so many `steps`. Who waits for the line of `step` and strikes then
+/// finds it struck, too, so that it does not strike in the next world.
+pub fn hold(rank: usize, step: u64, steps: Option<u64>) -> String {
+    let steps = steps.map_or(String::new(), |steps| format!(":{steps}"));
+    format!("slow:{rank}@{step}x30{steps}")
+}
+
 /// A folder that is the working directory of the binary; `run.toml` in it is [`NANO`].
 pub struct Lab {
     dir: TempDir,
@@ -203,6 +211,21 @@ impl Running {
 
     pub fn signal(&self, signal: Signal) {
         send(self.child.id(), signal);
+    }
+
+    /// Waits until the process has taken in `signal`, which was sent to it.
+    #[track_caller]
+    pub fn taken_in(&self, signal: Signal) {
+        let deadline = Instant::now() + PATIENCE;
+        let waits = || {
+            let status = fs::read_to_string(format!("/proc/{}/status", self.child.id())).unwrap();
+            let pending = status.lines().find_map(|line| line.strip_prefix("ShdPnd:")).unwrap();
+            u64::from_str_radix(pending.trim(), 16).unwrap() >> (signal.as_raw() - 1) & 1 == 1
+        };
+        while waits() {
+            assert!(Instant::now() < deadline, "{signal:?} is not taken in");
+            std::thread::sleep(Duration::from_millis(1));
+        }
     }
 
     /// Waits for the end.

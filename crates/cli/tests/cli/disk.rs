@@ -7,7 +7,9 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
-use crate::common::{Lab, copy, same_tree, tree};
+use rustix::fs::{CWD, RenameFlags};
+
+use crate::common::{Lab, copy, hold, same_tree, tree};
 
 /// A small file system in memory; gone when dropped.
 struct SmallDisk {
@@ -197,7 +199,8 @@ fn a_folder_that_becomes_read_only_ends_no_run_whose_controller_is_replaced() {
         chown(lab.path("."), Some(NOBODY), Some(NOBODY)).unwrap();
     }
     let sets = ["--set=train.steps=600", "--set=layout.dp=2"];
-    let train = ["train", "run.toml", "--run-dir", "out", "--inject", "controller@500", sets[0], sets[1]];
+    let inject = format!("controller@500,{}", hold(0, 6, Some(60)));
+    let train = ["train", "run.toml", "--run-dir", "out", "--inject", &inject, sets[0], sets[1]];
     let mut run = lab.start_command(command(&train));
     run.wait_for_step(5);
     let allow = |name: &str, mode| fs::set_permissions(lab.path(name), fs::Permissions::from_mode(mode)).unwrap();
@@ -224,13 +227,14 @@ const BESIDE: [&str; 6] = [
 fn a_folder_that_refuses_everything_for_a_while_costs_only_what_was_due_then() {
     let lab = Lab::new();
     let (folder, away) = (lab.path("out/checkpoints"), lab.path("away"));
-    let mut run = lab.start_train("out", &[], &BESIDE);
+    let mut run = lab.start_train("out", &["--inject", &hold(0, 31, Some(60))], &BESIDE);
     run.wait_for(|line| line.starts_with("checkpoint of step 30 | "));
-    fs::rename(&folder, &away).unwrap();
-    fs::write(&folder, "in the way").unwrap();
+    fs::write(&away, "in the way").unwrap();
+    // At once: somebody would make the folder again that is gone for a moment.
+    let change_places = || rustix::fs::renameat_with(CWD, &folder, CWD, &away, RenameFlags::EXCHANGE).unwrap();
+    change_places();
     let failed = run.wait_for(|line| line.contains("FAILED"));
-    fs::remove_file(&folder).unwrap();
-    fs::rename(&away, &folder).unwrap();
+    change_places();
     assert!(failed.contains("rank 0 could not write its part: ") && failed.contains("the run goes on"), "{failed}");
     run.wait_for(|line| line.starts_with("checkpoint of step ") && line.contains("written beside the steps"));
     let out = run.end().expect(0);
@@ -243,7 +247,9 @@ fn a_folder_that_refuses_everything_for_a_while_costs_only_what_was_due_then() {
 fn a_part_that_can_never_come_is_not_waited_for() {
     let lab = Lab::new();
     let folder = lab.path("out/checkpoints");
-    let mut run = lab.start_train("out", &[], &BESIDE);
+    // Long enough to put another folder in its place.
+    let sets = [&BESIDE[..], &["checkpoint.stagger_ms=2000"]].concat();
+    let mut run = lab.start_train("out", &["--inject", &hold(0, 31, Some(150))], &sets);
     run.wait_for(|line| line.starts_with("checkpoint of step 30 | "));
     let part = |at: &Path| {
         let name = at.file_name().unwrap().to_string_lossy().into_owned();

@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 use rustix::process::Signal;
 
 use crate::cluster::{Cluster, DIGEST, TINY};
-use crate::common::{Lab, gone_within, runs};
+use crate::common::{Lab, gone_within, hold, runs};
 
 #[test]
 fn a_controller_that_is_killed_goes_on_where_it_was_and_no_rank_notices() {
@@ -47,7 +47,8 @@ fn what_a_controller_decided_and_did_not_live_to_write_down_the_next_one_does() 
     // The checkpoint of step 5 is there when step 8 fails, also on a busy machine.
     let sets = [&sets[..], &["checkpoint.background=false"]].concat();
     let mut cluster = Cluster::new(None, 1, &sets);
-    let mut first = cluster.controller_with(&["--inject", "poison:1@8"]);
+    let inject = format!("poison:1@8,{}", hold(0, 13, Some(10)));
+    let mut first = cluster.controller_with(&["--inject", &inject]);
     let agent = cluster.agent(1, 2, &[]);
     first.wait_for(|line| line.starts_with("intervention from step 6"));
     first.wait_for_step(12);
@@ -57,7 +58,7 @@ fn what_a_controller_decided_and_did_not_live_to_write_down_the_next_one_does() 
     let line = std::fs::read_to_string(&path).unwrap();
     assert_eq!(line.lines().count(), 1, "{line}");
     std::fs::write(&path, "").unwrap();
-    let second = cluster.controller_with(&["--inject", "poison:1@8"]);
+    let second = cluster.controller_with(&["--inject", &inject]);
     second.end().expect(0);
     agent.end().expect(0);
     assert_eq!(std::fs::read_to_string(&path).unwrap(), line);
@@ -80,7 +81,7 @@ fn who_stood_by_for_a_run_that_ends_has_nothing_to_do() {
 #[test]
 fn the_only_host_dies_and_the_run_goes_on_when_it_is_back() {
     let mut cluster = Cluster::new(None, 1, &["layout.dp=2", "checkpoint.every=6"]);
-    let mut controller = cluster.controller();
+    let mut controller = cluster.controller_with(&["--inject", &hold(0, 8, None)]);
     let agent = cluster.agent(1, 2, &[]);
     controller.wait_for_step(8);
     agent.signal(Signal::KILL);
@@ -177,7 +178,7 @@ fn an_agent_that_nobody_answers_ends_and_says_so() {
     assert!(words.iter().all(|word| alone.stdout.contains(word)), "{alone}");
     // Its ranks step on without a controller, to the end of the run; then nothing is left to wait for.
     let mut cluster = Cluster::new(None, 1, &["layout.dp=2", "train.steps=60"]);
-    let mut controller = cluster.controller();
+    let mut controller = cluster.controller_with(&["--inject", &hold(0, 3, Some(10))]);
     let agent = cluster.agent(1, 2, &["--call-limit-s", "1"]);
     let pids = controller.ranks(2);
     controller.wait_for_step(2);

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use rustix::process::Signal;
 
-use crate::common::{Lab, SLOW, gone_within, runs, send};
+use crate::common::{Lab, SLOW, gone_within, hold, runs, send};
 
 /// At once, but for a machine that others keep busy.
 const LIMIT: Duration = Duration::from_secs(20);
@@ -77,7 +77,7 @@ fn a_killed_run_goes_on_from_its_last_checkpoint() {
     let sets = ["train.steps=200", "checkpoint.every=2"];
     let whole = Lab::new().train("out", &[], &sets).expect(0).digest();
     let lab = Lab::new();
-    let mut run = lab.start_train("out", &[], &[&sets[..], &["layout.dp=2"]].concat());
+    let mut run = lab.start_train("out", &["--inject", &hold(0, 4, None)], &[&sets[..], &["layout.dp=2"]].concat());
     run.wait_for(|line| line.starts_with("checkpoint of step 4 "));
     run.signal(Signal::KILL);
     assert_eq!(run.end().code(), None);

@@ -14,10 +14,16 @@ fn undisturbed(sets: &[&str]) -> String {
     Lab::new().train("out", &[], &alone[..1 + usize::from(reduced)]).expect(0).digest()
 }
 
-/// Starts a world of `count` new processes.
-fn begin(lab: &Lab, count: usize, sets: &[&str]) -> (Vec<Process>, World) {
+/// A fault that keeps a world at work from `step` on: all takes thirty times as long there, until it ends.
+fn hold(rank: usize, step: u64) -> Fault {
+    Fault { rank: rank as u32, step, kind: FaultKind::Slow { factor_percent: 3_000, steps: u64::MAX } }
+}
+
+/// Starts a world of `count` new processes, which is at work after its third step until it is ended: `victim` is slow.
+fn begin(lab: &Lab, count: usize, victim: usize, sets: &[&str]) -> (Vec<Process>, World) {
     let mut all: Vec<_> = (0..count).map(|_| Process::start(lab)).collect();
-    let world = form(&mut all.iter_mut().collect::<Vec<_>>(), 1, &[&[STEPS], sets].concat(), &Origin::Fresh, &[]);
+    let (sets, slow) = ([&[STEPS], sets].concat(), hold(victim, 3));
+    let world = form(&mut all.iter_mut().collect::<Vec<_>>(), 1, &sets, &Origin::Fresh, &[slow]);
     (all, world)
 }
 
@@ -25,7 +31,7 @@ fn begin(lab: &Lab, count: usize, sets: &[&str]) -> (Vec<Process>, World) {
 /// places in a world under `after`, and new processes the others.
 fn killed(before: &[&str], count: usize, victim: usize, after: &[&str], world: usize, places: &[(usize, u32)]) {
     let lab = Lab::new();
-    let (mut old, first) = begin(&lab, count, before);
+    let (mut old, first) = begin(&lab, count, victim, before);
     let speaker = &mut old[0];
     speaker.wait_for_step(5);
     old[victim].kill();
@@ -95,11 +101,12 @@ fn state_without_a_replica_comes_from_its_mirror() {
 #[test]
 fn a_world_shrinks_and_grows_again() {
     let lab = Lab::new();
-    let (mut all, first) = begin(&lab, 2, &["layout.dp=2"]);
+    let (mut all, first) = begin(&lab, 2, 1, &["layout.dp=2"]);
     all[0].wait_for_step(3);
     all[1].kill();
     let (held, _) = all[0].interrupted();
-    let alone = form(&mut [&mut all[0]], 2, &[STEPS], &peers(&first, &[Some((held, 0)), None]), &[]);
+    let before = peers(&first, &[Some((held, 0)), None]);
+    let alone = form(&mut [&mut all[0]], 2, &[STEPS], &before, &[hold(0, 12)]);
     all[0].wait_for_step(12);
     all[1] = Process::start(&lab);
     all[0].tell(&ToRank::Abort { generation: alone.generation, reason: "a rank comes back".into() });
@@ -117,7 +124,7 @@ fn a_world_shrinks_and_grows_again() {
 fn what_nobody_holds_is_told_and_nothing_given_up() {
     let lab = Lab::new();
     let sets = [STEPS, "layout.tp=2", "layout.mirror=false"];
-    let (mut all, first) = begin(&lab, 2, &sets[1..]);
+    let (mut all, first) = begin(&lab, 2, 1, &sets[1..]);
     all[0].wait_for_step(3);
     all[1].kill();
     let (held, _) = all[0].interrupted();
