@@ -23,9 +23,12 @@ pub struct Args {
     /// Busy loops beside the tests.
     #[arg(long, default_value_t = 2)]
     spinners: usize,
-    /// Only test programs of this name, such as `cli`, or of the package of this name, such as `lockstep-control`.
+    /// Only the test program of this name, such as `cli`; no other is built.
+    #[arg(long, value_name = "NAME", conflicts_with = "package")]
+    test: Option<String>,
+    /// Only test programs of this package, such as `lockstep-control`.
     #[arg(long, value_name = "NAME")]
-    only: Option<String>,
+    package: Option<String>,
     /// A test program that takes longer is ended: it hangs.
     #[arg(long, value_name = "MINUTES", default_value_t = 30.0)]
     limit_minutes: f64,
@@ -68,7 +71,7 @@ pub fn run(root: &Path, args: &Args) -> Result<bool, String> {
     if args.times == 0 || !args.limit_minutes.is_finite() || args.limit_minutes <= 0.0 {
         return Err("--times and --limit-minutes must be above 0".into());
     }
-    let programs = build(root, args.only.as_deref())?;
+    let programs = build(root, args)?;
     println!("{} test programs, {} times, beside {} busy loops", programs.len(), args.times, args.spinners);
     let _spinners = Spinners::start(args.spinners);
     let mut failed: BTreeMap<String, usize> = BTreeMap::new();
@@ -96,13 +99,14 @@ pub fn run(root: &Path, args: &Args) -> Result<bool, String> {
     Ok(failed.is_empty())
 }
 
-/// Builds what `cargo test` of the README builds.
-fn build(root: &Path, only: Option<&str>) -> Result<Vec<Program>, String> {
+/// Builds what `cargo test` of the README builds, or what is wanted of it.
+fn build(root: &Path, args: &Args) -> Result<Vec<Program>, String> {
     let cargo = std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
     let words =
         "test --workspace --features lockstep/tokenizers --locked --no-run --message-format json-render-diagnostics";
     let mut command = Command::new(cargo);
     command.args(words.split(' ')).current_dir(root).stderr(Stdio::inherit());
+    command.args(args.test.iter().flat_map(|name| ["--test", name]));
     let output = command.output().map_err(|e| format!("cannot start cargo: {e}"))?;
     if !output.status.success() {
         return Err(format!("the build of the tests ended with {}", output.status));
@@ -118,11 +122,11 @@ fn build(root: &Path, only: Option<&str>) -> Result<Vec<Program>, String> {
             folder: manifest.parent()?.into(),
         })
     });
-    let wanted = |program: &Program| only.is_none_or(|only| program.name == only || program.package == only);
+    let wanted = |program: &Program| args.package.as_ref().is_none_or(|package| program.package == *package);
     let mut programs: Vec<Program> = tests.filter(wanted).collect();
     programs.sort_by(|a, b| a.path.cmp(&b.path));
     if programs.is_empty() {
-        return Err(format!("no test program is called {}", only.unwrap_or_default()));
+        return Err("no package of that name has tests".into());
     }
     Ok(programs)
 }
