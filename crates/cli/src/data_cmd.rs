@@ -24,8 +24,8 @@ pub enum Command {
 #[derive(clap::Args)]
 #[cfg_attr(not(feature = "tokenizers"), allow(dead_code))] // this build has no tokenizers
 pub struct TokenizeArgs {
-    /// Files, folders or quoted globs: `.jsonl` and `.ndjson` hold a document per line, other files are a document
-    /// each; `.gz` and `.zst` of both.
+    /// Files, folders or quoted globs: files of JSON objects, one per line, hold a document per line, other files are
+    /// a document each; both also as .gz, .xz or .zst. Of folders, README and LICENSE files are left out.
     #[arg(required = true)]
     inputs: Vec<String>,
     /// The tokenizer.json.
@@ -125,9 +125,18 @@ fn tokenize(args: &TokenizeArgs) -> Result<u8, TrainError> {
     };
     let began = std::time::Instant::now();
     let mut bar = None;
-    let mut progress = |Progress { read, total }: Progress| {
-        if let Some(bar) = bar.get_or_insert_with(|| crate::show::byte_bar(args.json, total)) {
-            bar.set_position(read);
+    let mut kinds = Vec::new();
+    let mut progress = |progress: Progress<'_>| match progress {
+        Progress::Begin(lines) => {
+            kinds = lines.to_vec();
+            if !args.json {
+                kinds.iter().for_each(|kind| line(kind));
+            }
+        }
+        Progress::Read { read, total } => {
+            if let Some(bar) = bar.get_or_insert_with(|| crate::show::byte_bar(args.json, total)) {
+                bar.set_position(read);
+            }
         }
     };
     let report = tokenize::run(&options, &vocabulary, &|| Box::new(tokenizer.encoder()), &mut progress);
@@ -145,7 +154,7 @@ fn tokenize(args: &TokenizeArgs) -> Result<u8, TrainError> {
             .map(|(reason, kind)| (reason.name().into(), json!({ "count": kind.count, "first": kind.first })))
             .collect();
         let object = json!({
-            "kind": "tokenize", "schema": SCHEMA, "out": args.out, "header": header, "files": report.files,
+            "kind": "tokenize", "schema": SCHEMA, "out": args.out, "header": header, "files": report.files, "kinds": kinds,
             "left_out": left_out, "bad_lines": { "count": report.bad_lines.count, "first": report.bad_lines.first },
             "seconds": seconds, "mb_per_s": rate, "end_of_document": said,
         });
@@ -178,6 +187,7 @@ fn show_stats(args: &StatsArgs) -> Result<u8, TrainError> {
     let (config, seq, microbatch) = match args.paths.as_slice() {
         [path] if path.ends_with(".toml") => {
             let run = spec::Run::load(path.as_ref(), &args.sets, cores())?;
+            run.check_effects()?;
             (run.data, run.train.seq, run.grid.microbatch)
         }
         paths => (of_paths(paths), args.seq, args.microbatch),
@@ -205,6 +215,7 @@ pub fn of_paths(paths: &[String]) -> DataConfig {
         weights: Vec::new(),
         validation_paths: Vec::new(),
         validation_sets: Vec::new(),
+        field: "text".into(),
         validation: 0.0,
         masks: true,
         // A folder without such a token would be refused.

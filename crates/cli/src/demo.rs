@@ -83,7 +83,9 @@ pub fn run(args: &Args) -> Result<u8, TrainError> {
 
 fn load(args: &Args, layout: &[&str]) -> Result<Run, TrainError> {
     let sets: Vec<String> = args.sets.iter().cloned().chain(layout.iter().map(|s| s.to_string())).collect();
-    Ok(Run::parse(RUN, "the demo's run file", &sets, crate::cores())?)
+    let run = Run::parse(RUN, "the demo's run file", &sets, crate::cores())?;
+    run.check_effects()?;
+    Ok(run)
 }
 
 fn request(run: Run, folder: PathBuf) -> Result<Request, TrainError> {

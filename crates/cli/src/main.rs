@@ -80,13 +80,17 @@ struct RunArgs {
 
 impl RunArgs {
     fn load(&self) -> Result<spec::Run, TrainError> {
-        Ok(spec::Run::load(&self.run, &self.sets, cores())?)
+        let run = spec::Run::load(&self.run, &self.sets, cores())?;
+        run.check_effects()?;
+        Ok(run)
     }
 
     /// The same where `set` stands before what the person overrides.
     fn load_with(&self, set: &str) -> Result<spec::Run, TrainError> {
         let sets: Vec<_> = std::iter::once(set.to_owned()).chain(self.sets.iter().cloned()).collect();
-        Ok(spec::Run::load(&self.run, &sets, cores())?)
+        let run = spec::Run::load(&self.run, &sets, cores())?;
+        run.check_effects()?;
+        Ok(run)
     }
 
     /// The run file's name without its ending.

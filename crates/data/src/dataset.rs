@@ -11,6 +11,7 @@ use crate::permute::Permutation;
 use crate::random::key;
 use crate::store::{Piece, Store};
 use crate::stream::Stream;
+use crate::text::kinds::Kinds;
 use crate::{DataError, Sequence, Split, holdout, synthetic};
 
 /// Changes with anything in this crate that changes which token stands at an index.
@@ -27,7 +28,7 @@ pub struct Dataset {
     pub(crate) parts: Vec<Part>,
     mixture: Option<Mixture>,
     hash: [u8; 32],
-    skipped: u64,
+    kinds: Kinds,
     entropy: Option<Entropy>,
 }
 
@@ -150,7 +151,7 @@ impl Dataset {
     /// same under any packing.
     ///
     /// # Errors
-    /// [`DataError`], with the path or the numbers and a remedy: paths that cannot be read, hold no text or only NUL,
+    /// [`DataError`], with the path or the numbers and a remedy: paths that cannot be read, hold no text,
     /// damaged files of tokens, more ids than the model has, less training text than one sequence, held-out text
     /// without a target.
     pub fn open(config: &DataConfig, seq: usize, cargo_home: Option<&Path>) -> Result<Self, DataError> {
@@ -158,7 +159,8 @@ impl Dataset {
             return Err(DataError::SequenceLength { seq, max: u32::MAX - 1 });
         }
         let mut opened = open::open(config, cargo_home)?;
-        let skipped = opened.iter().map(|source| source.skipped).sum();
+        let mut kinds = Kinds::default();
+        opened.iter_mut().for_each(|source| kinds.merge(std::mem::take(&mut source.kinds)));
         let entropy = opened[0].entropy.take();
         let parts: Vec<Part> = opened.into_iter().map(|source| Part::new(source, config, seq)).collect();
         let hash = match parts.as_slice() {
@@ -166,7 +168,7 @@ impl Dataset {
             parts => blake3::hash(parts.iter().map(|part| part.hash).collect::<Vec<_>>().as_flattened()).into(),
         };
         let mixture = (!config.weights.is_empty()).then(|| Mixture::new(&config.weights, config.seed));
-        let dataset = Self { config: config.clone(), seq, parts, mixture, hash, skipped, entropy };
+        let dataset = Self { config: config.clone(), seq, parts, mixture, hash, kinds, entropy };
         dataset.parts.iter().try_for_each(|part| part.check(seq))?;
         let asked = config.validation > 0.0 || !config.validation_paths.is_empty();
         if asked && dataset.sequences(Split::Validation) == 0 {
@@ -322,7 +324,7 @@ impl Dataset {
         hasher.finalize().into()
     }
 
-    /// Lines to print at the start: the source with its size and hash, both splits, the floor.
+    /// Lines to print at the start: the source with its size and hash, what its files were read as, both splits, the floor.
     pub fn describe(&self) -> Vec<String> {
         let mut lines = Vec::new();
         for part in &self.parts {
@@ -330,9 +332,7 @@ impl Dataset {
             let (tokens, unit, hash) = (grouped(part.store.len()), part.unit(), &hex(&part.hash)[..16]);
             lines.push(format!("data: {}, {documents} documents, {tokens} {unit}, blake3 {hash}", part.origin));
         }
-        if self.skipped > 0 {
-            lines.push(format!("data: {} empty files in folders left out", self.skipped));
-        }
+        lines.extend(self.kinds.describe(&self.config.field).iter().map(|line| format!("data: {line}")));
         for (number, part) in self.parts.iter().enumerate() {
             let share = self.mixture.as_ref().map(|mixture| {
                 let share = mixture.count(number) as f64 / crate::mixture::BLOCK as f64;

@@ -53,7 +53,7 @@ pub enum DataError {
     /// A folder with nothing to read in it.
     #[error(
         "no text under the folder {path} ({key}): 0 bytes found in {seen} files that are not hidden; name a folder that \
-         holds text (hidden files and links to folders are skipped)",
+         holds text (hidden files, links to folders, and README or LICENSE files are skipped)",
         path = path.display()
     )]
     NoText {
@@ -132,19 +132,33 @@ pub enum DataError {
         /// The start of the hash of its tokenizer.
         expected: String,
     },
-    /// A file whose bytes are not text.
-    #[error(
-        "{path} ({key}) would be read as plain text, byte by byte, with its {what}; `lockstep data tokenize` reads it, and \
-         data.source = \"tokens\" trains on what that writes",
-        path = path.display()
-    )]
-    NotPlain {
+    /// A file whose content is not text.
+    #[error("{path} ({key}) is {what}: {remedy}", path = path.display())]
+    Foreign {
         /// The file.
         path: PathBuf,
         /// The key of the run file that led to it.
         key: &'static str,
-        /// What in it is not text.
-        what: &'static str,
+        /// What it is.
+        what: String,
+        /// How to make text of it.
+        remedy: String,
+    },
+    /// A line of JSON without a text.
+    #[error(
+        "{path}, line {line} ({key}): {what}; mend the line, or name the field that holds the text with data.field \
+         (`lockstep data tokenize` leaves a few broken lines out)",
+        path = path.display()
+    )]
+    Line {
+        /// The file.
+        path: PathBuf,
+        /// The key of the run file that led to it.
+        key: &'static str,
+        /// From 1.
+        line: u64,
+        /// What is wrong with it.
+        what: String,
     },
     /// End-of-document tokens are asked for, and the tokenizer has none.
     #[error("{path} names no end-of-document token, but data.eod = true; tokenize with `--eod TOKEN`, or set data.eod to false", path = path.display())]

@@ -7,7 +7,8 @@ use spec::run::{DataConfig, Source};
 
 use crate::store::{Piece, Store};
 use crate::synthetic::{self, Language};
-use crate::text::{self, Documents};
+use crate::text::kinds::Kinds;
+use crate::text::{self, Documents, Reading};
 use crate::{DataError, EOD, austen, cargo, folder, megatron};
 
 const PATHS: &str = "data.paths";
@@ -33,7 +34,7 @@ pub(crate) struct Opened {
     /// Documents of the source itself; those behind them are held out by path.
     pub(crate) own: usize,
     pub(crate) hash: [u8; 32],
-    pub(crate) skipped: u64,
+    pub(crate) kinds: Kinds,
     pub(crate) entropy: Option<Entropy>,
 }
 
@@ -50,7 +51,7 @@ pub(crate) fn open(config: &DataConfig, cargo_home: Option<&Path>) -> Result<Vec
         let mut tokens = Tokens { config, first: None };
         return groups.iter().enumerate().map(|(at, paths)| tokens.open(paths, held_out(at))).collect();
     }
-    let without = text::canonical_files(&config.validation_paths, HELD_OUT)?;
+    let without = text::list::canonical_files(&config.validation_paths, HELD_OUT)?;
     groups.iter().enumerate().map(|(at, paths)| bytes(config, paths, held_out(at), &without, cargo_home)).collect()
 }
 
@@ -63,6 +64,7 @@ fn bytes(
     cargo_home: Option<&Path>,
 ) -> Result<Opened, DataError> {
     let mut documents = Documents::default();
+    let field = config.field.as_str();
     let mut entropy = None;
     let origin = match config.source {
         Source::Austen => {
@@ -78,16 +80,16 @@ fn bytes(
             "synthetic language".into()
         }
         Source::Text | Source::Tokens => {
-            text::read(&mut documents, paths, without, PATHS)?;
+            text::read(&mut documents, paths, &Reading { key: PATHS, field, without })?;
             format!("text of {}", named(paths))
         }
     };
     let own = documents.ends.len();
-    text::read(&mut documents, held_out, &HashSet::new(), HELD_OUT)?;
-    let Documents { bytes, ends, skipped } = documents;
+    text::read(&mut documents, held_out, &Reading { key: HELD_OUT, field, without: &HashSet::new() })?;
+    let Documents { bytes, ends, kinds } = documents;
     let hash = hash(&bytes, &ends);
     let store = Store::text(bytes, &ends, config.eod.then_some(EOD));
-    Ok(Opened { origin, store, own, hash, skipped, entropy })
+    Ok(Opened { origin, store, own, hash, kinds, entropy })
 }
 
 fn synthetic(documents: &mut Documents) -> Entropy {
@@ -144,7 +146,7 @@ impl Tokens<'_> {
         store.eod = kinds.into_iter().next().flatten();
         let origin = format!("tokens of {}", named(paths));
         let hash = hasher.finalize().into();
-        Ok(Opened { origin, store, own, hash, skipped: 0, entropy: None })
+        Ok(Opened { origin, store, own, hash, kinds: Kinds::default(), entropy: None })
     }
 
     /// Adds a path to `store`; returns the token that is to follow its documents.

@@ -208,6 +208,7 @@ mod tests {
             weights: Vec::new(),
             validation_paths: Vec::new(),
             validation_sets: Vec::new(),
+            field: "text".into(),
             validation: 0.0,
             masks: true,
             eod: true,

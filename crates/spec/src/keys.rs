@@ -88,7 +88,8 @@ keys! {
     "model.aux_loss" Float "0.0" true "coefficient of the auxiliary loss that balances the experts; 0: none";
     "model.aux_scope" Text "\"layer\"" true "layer: balance in every layer, summed; pooled: rows of all layers together (Mixtral's)";
     "data.source" Text "\"austen\"" true "austen (six novels, in the binary), cargo (sources of the crates of lockstep), synthetic, text or tokens";
-    "data.paths" Texts "[]" true "text files and folders (source = \"text\"); token folders and Megatron prefixes (\"tokens\")";
+    "data.paths" Texts "[]" true "text, JSON lines, each also as .gz, .xz or .zst, and folders of them (source = \"text\"); token folders and Megatron prefixes (\"tokens\")";
+    "data.field" Text "" true "the field of a JSON line that holds its text; unset: text";
     "data.weights" Floats "" true "share of each path in the mixture, such as [0.7, 0.3]; unset: the paths are one source";
     "data.validation_paths" Texts "[]" true "as paths, held out";
     "data.validation_sets" Texts "[]" true "further held-out sets, each \"name=path\", validated beside the first";

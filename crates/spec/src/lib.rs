@@ -7,6 +7,7 @@
 
 mod batch;
 pub mod cluster;
+mod effect;
 mod error;
 pub mod grid;
 pub mod guard;

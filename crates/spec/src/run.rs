@@ -86,6 +86,8 @@ pub struct DataConfig {
     pub validation_paths: Vec<String>,
     /// Further held-out sets: name and path.
     pub validation_sets: Vec<(String, String)>,
+    /// The field of a line of JSON that holds its text.
+    pub field: String,
     /// Share of the text held out where `validation_paths` is empty.
     pub validation: f64,
     /// Documents packed into one sequence do not see each other; positions restart.
@@ -226,6 +228,15 @@ impl Run {
         let guard = guard(&values)?;
         let from = values.text("model.from").map(PathBuf::from);
         Ok(Self { model, from, data, train, grid, layout, checkpoint, guard, values })
+    }
+
+    /// Refuses keys that were set by a person and do nothing in this run, and text for a model of tokens.
+    ///
+    /// # Errors
+    /// The keys, why each does nothing, and what to do.
+    pub fn check_effects(&self) -> Result<(), SpecError> {
+        crate::effect::bytes_for_tokens(self)?;
+        crate::effect::check(self)
     }
 
     /// Two runs with the same definition have the same digest, whatever their layouts.
@@ -445,6 +456,7 @@ pub(crate) fn data(values: &Values, model: &Model) -> Result<DataConfig, SpecErr
         weights: values.floats("data.weights"),
         validation_paths: values.texts("data.validation_paths"),
         validation_sets: validation_sets(values)?,
+        field: values.text("data.field").unwrap_or("text").to_owned(),
         validation: values.float("data.validation").expect("has a default"),
         masks: values.bool("data.masks").expect("has a default"),
         eod: values.bool("data.eod").expect("has a default"),

@@ -1,6 +1,6 @@
 //! A run file as typed values with their origins: default < preset < Hugging Face folder < file < `--set`.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use toml::Value;
 
@@ -13,6 +13,8 @@ use crate::model::{PRESETS, preset_names};
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct Values {
     set: BTreeMap<&'static str, (Value, String)>,
+    /// Keys whose value was written, and is another than the one beneath it: the default, a preset's, a folder's.
+    asked: BTreeSet<&'static str>,
 }
 
 impl Values {
@@ -61,6 +63,9 @@ impl Values {
         if let Some(folder) = written.text("model.from") {
             all.take_hf(folder)?;
         }
+        let beneath = |key: &str| all.set.get(key).map(|(value, _)| value);
+        let asked = written.set.iter().filter(|(key, (value, _))| beneath(key) != Some(value));
+        all.asked = asked.map(|(key, _)| *key).collect();
         all.set.append(&mut written.set);
         Ok(all)
     }
@@ -135,6 +140,17 @@ impl Values {
         })?;
         self.set.insert(known.path, (value, origin.into()));
         Ok(())
+    }
+
+    /// True if somebody wrote a value for `path` that it would not have without that.
+    pub(crate) fn asked(&self, path: &str) -> bool {
+        self.asked.contains(path)
+    }
+
+    /// A key with its value and its origin, for messages; it must be set.
+    pub(crate) fn told(&self, path: &str) -> String {
+        let (value, origin) = &self.set[path];
+        format!("{path} = {value} ({origin})")
     }
 
     /// A word, if set.

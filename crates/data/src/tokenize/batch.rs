@@ -1,15 +1,13 @@
 //! Batches: read on one thread, encoded on any.
 
-use std::fmt;
 use std::io::{BufRead, Read};
 use std::sync::atomic::AtomicU64;
 
-use serde::de::{DeserializeSeed, Deserializer, Error, IgnoredAny, MapAccess, Visitor};
-
 use super::filter::Reason;
-use super::input::{File, unreadable};
+use super::input::File;
 use super::{Encode, Options};
 use crate::DataError;
+use crate::text::lines::text_of;
 
 /// Bytes of lines in a batch.
 const BATCH_BYTES: usize = 1 << 20;
@@ -54,10 +52,10 @@ pub(super) fn read(
     send: &mut dyn FnMut(Result<Batch, DataError>) -> bool,
 ) -> Result<(), DataError> {
     let mut source = file.open(read)?;
-    let fail = |e| unreadable(&file.path, e);
+    let fail = |e| file.fail(e);
     let mut send = |content| send(Ok(Batch { file: index, content }));
     let limit = options.limits.document_bytes_max;
-    if !file.lines {
+    if !file.lines() {
         let mut text = Vec::new();
         source.take(limit.saturating_add(1)).read_to_end(&mut text).map_err(fail)?;
         let content = if text.len() as u64 > limit { Content::TooLong(String::new()) } else { Content::Text(text) };
@@ -160,85 +158,5 @@ impl Done {
         }
         self.documents.push(((self.tokens.len() - before) as u64, text.len() as u64));
         Ok(())
-    }
-}
-
-/// The text in the field `field` of a line of JSON; else what is wrong.
-pub(super) fn text_of(line: &[u8], field: &str) -> Result<String, String> {
-    let mut json = serde_json::Deserializer::from_slice(line);
-    let text = Field(field).deserialize(&mut json).map_err(|e| e.to_string())?;
-    json.end().map_err(|e| e.to_string())?;
-    text.ok_or_else(|| format!("there is no field `{field}` in it"))
-}
-
-/// Takes one field out of an object without building the others.
-struct Field<'a>(&'a str);
-
-impl<'de> DeserializeSeed<'de> for Field<'_> {
-    type Value = Option<String>;
-
-    fn deserialize<D: Deserializer<'de>>(self, deserializer: D) -> Result<Self::Value, D::Error> {
-        deserializer.deserialize_map(self)
-    }
-}
-
-impl<'de> Visitor<'de> for Field<'_> {
-    type Value = Option<String>;
-
-    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "an object with a text in its field `{}`", self.0)
-    }
-
-    fn visit_map<M: MapAccess<'de>>(self, mut map: M) -> Result<Self::Value, M::Error> {
-        let mut text = None;
-        while let Some(key) = map.next_key::<String>()? {
-            if key != self.0 {
-                map.next_value::<IgnoredAny>()?;
-                continue;
-            }
-            if text.is_some() {
-                return Err(M::Error::custom(format!("the field `{key}` stands twice in it")));
-            }
-            text = Some(map.next_value::<String>()?);
-        }
-        Ok(text)
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-    use proptest::prelude::*;
-
-    #[test]
-    fn lines_give_their_field_or_a_reason() {
-        assert_eq!(text_of(br#"{"id":[1,{"text":"no"}],"text":"a\u00e9\n"}"#, "text"), Ok("a\u{e9}\n".into()));
-        assert_eq!(text_of(b" {\"body\":\"b\"} \n", "body"), Ok("b".into()));
-        for bad in [
-            "{",
-            "{}",
-            "[]",
-            "\"text\"",
-            r#"{"text":1}"#,
-            r#"{"text":null}"#,
-            r#"{"text":"a"} x"#,
-            "nonsense",
-            r#"{"text":"a","text":"b"}"#,
-            "{\"text\":\"\u{1}\"}",
-            r#"{"text":"\ud800"}"#,
-        ] {
-            assert!(text_of(bad.as_bytes(), "text").is_err(), "{bad}");
-        }
-        assert!(text_of(b"{\"text\":\"\xff\"}", "text").is_err());
-    }
-
-    proptest! {
-        #[test]
-        fn any_bytes_are_a_text_or_a_reason(line: Vec<u8>, at in 0usize..40, byte: u8) {
-            let _ = text_of(&line, "text");
-            let mut near = br#"{"id": 1e9, "text": "a \u0041 text", "x": [null]}"#.to_vec();
-            near[at] = byte;
-            let _ = text_of(&near, "text");
-        }
     }
 }

@@ -7,7 +7,6 @@ mod batch;
 mod filter;
 mod input;
 mod write;
-mod zst;
 
 use std::collections::{BTreeMap, HashMap};
 use std::path::PathBuf;
@@ -58,8 +57,8 @@ pub struct Vocabulary {
 /// What to do.
 #[derive(Debug, Clone)]
 pub struct Options {
-    /// Files, folders and globs. Names that end in `.jsonl` or `.ndjson` hold a document per line, others are one
-    /// document; `.gz` or `.zst` may follow.
+    /// Files, folders and globs. Files that hold JSON objects, one per line, have a document per line, others are one
+    /// document; both may be compressed with gzip, xz or zstd. What is not text is refused.
     pub inputs: Vec<String>,
     /// The field of a JSON line that holds the text.
     pub field: String,
@@ -104,16 +103,22 @@ pub struct Report {
     pub bad_lines: LeftOut,
 }
 
-/// How far it is, for a progress bar.
+/// What is going on.
 #[derive(Debug, Clone, Copy)]
-pub struct Progress {
-    /// Bytes of the files read so far, as they lie on the disk.
-    pub read: u64,
-    /// Bytes of all files.
-    pub total: u64,
+pub enum Progress<'a> {
+    /// The files are known: what they are read as, a line for each kind.
+    Begin(&'a [String]),
+    /// A batch is done.
+    Read {
+        /// Bytes of the files read so far, as they lie on the disk.
+        read: u64,
+        /// Bytes of all files.
+        total: u64,
+    },
 }
 
-/// Writes the folder. `encoders` makes an encoder per thread; `progress` is called after every batch.
+/// Writes the folder. `encoders` makes an encoder per thread; `progress` is called before the first
+/// batch and after each.
 ///
 /// # Errors
 /// Inputs that cannot be read, too many broken lines, no document left, a folder that cannot be written; then nothing is
@@ -122,10 +127,11 @@ pub fn run<'e>(
     options: &Options,
     vocabulary: &Vocabulary,
     encoders: &(dyn Fn() -> Box<dyn Encode + 'e> + Sync),
-    progress: &mut dyn FnMut(Progress),
+    progress: &mut dyn FnMut(Progress<'_>),
 ) -> Result<Report, DataError> {
-    let files = input::list(&options.inputs)?;
+    let (files, kinds) = input::list(&options.inputs)?;
     let writer = Writer::create(&options.out, vocabulary)?;
+    progress(Progress::Begin(&kinds.describe(&options.field)));
     let total = files.iter().map(|file| file.bytes).sum();
     let jobs = options.jobs.max(1);
     let read = AtomicU64::new(0);
@@ -156,7 +162,7 @@ pub fn run<'e>(
                 return Err(error);
             }
             let _ = credits.recv();
-            progress(Progress { read: read.load(Ordering::Relaxed), total });
+            progress(Progress::Read { read: read.load(Ordering::Relaxed), total });
         }
         let Collect { writer, left_out, bad_lines, .. } = collect;
         if writer.documents() == 0 {

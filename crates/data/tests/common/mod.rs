@@ -13,6 +13,7 @@ pub fn text(paths: &[&str]) -> DataConfig {
         paths: paths.iter().map(|&path| path.to_owned()).collect(),
         validation_paths: Vec::new(),
         validation_sets: Vec::new(),
+        field: "text".into(),
         validation: 0.0,
         masks: true,
         eod: true,

@@ -6,7 +6,7 @@ use ruzstd::decoding::errors::{FrameDecoderError, ReadFrameHeaderError};
 use ruzstd::decoding::{BlockDecodingStrategy, FrameDecoder};
 
 /// The content of all frames, one after another; skippable frames are skipped, checksums are checked.
-pub(super) struct Frames<R> {
+pub(crate) struct Frames<R> {
     source: R,
     decoder: FrameDecoder,
     /// Within a frame.
@@ -14,7 +14,7 @@ pub(super) struct Frames<R> {
 }
 
 impl<R: BufRead> Frames<R> {
-    pub(super) fn new(source: R) -> Self {
+    pub(crate) fn new(source: R) -> Self {
         Self { source, decoder: FrameDecoder::new(), inside: false }
     }
 
