@@ -203,6 +203,35 @@ impl Value {
     pub fn of_rows(self) -> bool {
         matches!(self, Self::Rows | Self::Partial | Self::GradRows | Self::GradPartial)
     }
+
+    /// True for the residual stream of a microbatch and its gradient between two chunks. The router counts of a pooled
+    /// auxiliary loss travel with them, and with nothing else that goes from rank to rank.
+    pub fn is_stream(self) -> bool {
+        matches!(self, Self::Activation | Self::ActivationGrad)
+    }
+
+    fn scope(self) -> Scope {
+        match self {
+            Self::Grads(_) | Self::Params(_) => Scope::Bucket,
+            Self::TiedGrads | Self::MirrorGrads | Self::Ballot => Scope::Step,
+            Self::Rows
+            | Self::Partial
+            | Self::GradRows
+            | Self::GradPartial
+            | Self::KeyValues(_)
+            | Self::KeyValueGrads(_)
+            | Self::Stats
+            | Self::NormGrads
+            | Self::Dispatch(_)
+            | Self::Combine(_)
+            | Self::DispatchGrad(_)
+            | Self::CombineGrad(_)
+            | Self::RouterCounts
+            | Self::SliceGrads
+            | Self::Activation
+            | Self::ActivationGrad => Scope::Unit,
+        }
+    }
 }
 
 /// How a collective moves its value.
@@ -283,6 +312,32 @@ pub enum Op {
     Vote,
     /// Update the parameters of the chunk; nothing is overwritten before the vote.
     Apply,
+}
+
+/// Whether an operation is about one microbatch, or about all of them.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Scope {
+    /// One microbatch: the instruction must name it.
+    Unit,
+    /// The whole step: the instruction names none.
+    Step,
+    /// A bucket's gradients or parameters, which leave and come inside a microbatch or at the end of the step.
+    Bucket,
+}
+
+impl Op {
+    /// What the operation is about. The checker asks for it, and the executor counts on it.
+    pub fn scope(&self) -> Scope {
+        match self {
+            Self::Load | Self::Compute(..) | Self::Drop(_) | Self::Close { .. } => Scope::Unit,
+            Self::Release(_) => Scope::Bucket,
+            Self::Vote | Self::Apply => Scope::Step,
+            Self::Collective { value, .. }
+            | Self::Post { value, .. }
+            | Self::Send { value, .. }
+            | Self::Recv { value, .. } => value.scope(),
+        }
+    }
 }
 
 /// An operation with what it is about.

@@ -32,7 +32,7 @@ mod testing;
 pub use buckets::{Bucket, ChunkPlan};
 pub use check::check;
 pub use cost::{Costs, Work};
-pub use instr::{Axis, Exchange, Instr, Mode, Op, Pass, Program, Segment, TokenBlocks, Value};
+pub use instr::{Axis, Exchange, Instr, Mode, Op, Pass, Program, Scope, Segment, TokenBlocks, Value};
 pub use lower::{lower, lower_all, lower_all_parts, lower_parts};
 pub use mirror::Mirrors;
 pub use packed::Packed;

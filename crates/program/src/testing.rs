@@ -1,7 +1,8 @@
 //! Small models and layouts for the tests of this crate.
 
 use spec::layout::LayoutRequest;
-use spec::{Grid, Layout, Model, Pin, Recompute, Schedule, Transport};
+use spec::moe::{AuxScope, Scores};
+use spec::{Grid, Layout, Model, Moe, Pin, Recompute, Schedule, Transport};
 
 /// A model of `layers` small layers with 4 key/value heads.
 pub fn model(layers: usize) -> Model {
@@ -19,6 +20,22 @@ pub fn model(layers: usize) -> Model {
         tied: false,
         init_std: 0.02,
         moe: None,
+    }
+}
+
+/// Four experts, two for each token.
+pub fn moe(shared: bool, aux: bool, pooled: bool) -> Moe {
+    Moe {
+        experts: 4,
+        per_token: 2,
+        ffn: 16,
+        shared_ffn: if shared { 8 } else { 0 },
+        scores: Scores::Softmax,
+        renorm: true,
+        bias: false,
+        bias_rate: 0.0,
+        aux_loss: if aux { 0.01 } else { 0.0 },
+        aux_scope: if pooled { AuxScope::Pooled } else { AuxScope::Layer },
     }
 }
 

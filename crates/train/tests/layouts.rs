@@ -76,6 +76,22 @@ fn without_masks_and_with_larger_microbatches() {
     all_equal(&["data.masks=false", "grid.microbatch=2"], &LAYOUTS[..6]);
 }
 
+/// Both uses of a tied embedding on one rank, where router counts travel with the stream between its chunks.
+#[test]
+fn a_tied_embedding_with_a_pooled_auxiliary_loss_under_every_schedule() {
+    let schedules = ["gpipe", "1f1b", "interleaved", "zb-h1", "zbv", "dualpipe-v"];
+    let schedules = schedules.map(|schedule| format!("layout.schedule={schedule}"));
+    for scope in ["pooled", "layer"] {
+        let scope = format!("model.aux_scope={scope}");
+        let model = [&EXPERTS[..], &["model.tied=true", &scope]].concat();
+        let split: &[&[&str]] = &[&[], &["layout.tp=2"], &["layout.dp=2", "layout.zero=1", "layout.recompute=full"]];
+        let layouts: Vec<Vec<&str>> = (schedules.iter().enumerate())
+            .map(|(i, schedule)| [&["layout.pp=2", schedule], split[i % split.len()]].concat())
+            .collect();
+        all_equal(&model, &layouts.iter().map(Vec::as_slice).collect::<Vec<_>>());
+    }
+}
+
 /// The published order of a V, written by hand, over the 8 microbatches of one data position.
 #[test]
 fn a_schedule_file() {

@@ -329,7 +329,7 @@ pub const WRONG: &[Wrong] = &[
     Wrong {
         what: "gradients of a ZeRO-1 run reduced on tp instead of dp",
         layout: LISTS,
-        reason: "names no unit",
+        reason: "names no microbatch",
         change: |lists| {
             for instr in lists.iter_mut().flat_map(|list| &mut list.instrs) {
                 if let Op::Collective { value: Value::Grads(_), axis, .. } = &mut instr.op {
@@ -382,6 +382,36 @@ pub const WRONG: &[Wrong] = &[
             let list = &mut lists[1].instrs;
             if let Some(at) = list.iter().position(|i| matches!(i.op, Op::Send { value: Value::TiedGrads, .. })) {
                 list.swap(at, at + 1);
+            }
+        },
+    },
+    Wrong {
+        what: "gradients of a tied embedding handed over as those of one microbatch",
+        layout: "tied pp=2 schedule=zbv",
+        reason: "it is of the whole step and names a microbatch",
+        change: |lists| {
+            let swap = |i: &&mut Instr| matches!(i.op, Op::Send { value: Value::TiedGrads, .. });
+            lists[0].instrs.iter_mut().filter(swap).for_each(|i| i.unit = Some(Unit { cell: 0, mb: 0 }));
+        },
+    },
+    Wrong {
+        what: "a data cell closed without its microbatch",
+        layout: LISTS,
+        reason: "it names no microbatch",
+        change: |lists| {
+            let close = |i: &&mut Instr| matches!(i.op, Op::Close { .. });
+            lists[0].instrs.iter_mut().filter(close).for_each(|i| i.unit = None);
+        },
+    },
+    Wrong {
+        what: "the sum of a microbatch taken as that of another, on all ranks",
+        layout: SHARDED,
+        reason: "the sum of mb 0 is due",
+        change: |lists| {
+            for instr in lists.iter_mut().flat_map(|list| &mut list.instrs) {
+                if let (Op::Collective { value: Value::Grads(_), .. }, Some(unit)) = (instr.op, &mut instr.unit) {
+                    unit.mb = 1 - unit.mb;
+                }
             }
         },
     },

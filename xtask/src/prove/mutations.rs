@@ -24,8 +24,9 @@ const WINDOW_MAX: usize = 160;
 const DEADLINE_MS: u64 = 20_000;
 
 /// The runs that are mutated, without their layouts: small, so that thousands run. Dense; with context cells, for which
-/// gradients leave microbatch by microbatch; and with experts.
-const RUNS: [&str; 3] = [DENSE, CONTEXT, EXPERTS];
+/// gradients leave microbatch by microbatch; with experts; and with experts, a tied embedding and router counts that travel
+/// with the stream.
+const RUNS: [&str; 4] = [DENSE, CONTEXT, EXPERTS, POOLED];
 
 const CONTEXT: &str = r#"
 [model]
@@ -73,6 +74,32 @@ lr = 1e-2
 dp = 4
 tp = 2
 ep = 2
+"#;
+
+const POOLED: &str = r#"
+[model]
+preset = "nano"
+hidden = 32
+heads = 4
+kv_heads = 2
+head_dim = 8
+layers = 4
+tied = true
+experts = 4
+experts_per_token = 2
+expert_ffn = 16
+aux_loss = 0.01
+aux_scope = "pooled"
+[data]
+source = "synthetic"
+[train]
+steps = 1
+batch = 8
+seq = 16
+lr = 1e-2
+[grid]
+dp = 2
+accumulate = "reduced"
 "#;
 
 const DENSE: &str = r#"
@@ -126,6 +153,9 @@ const LAYOUTS: &[(usize, &str)] = &[
     (2, "dp=4 recompute=full"),
     (2, "tp=2 pp=2"),
     (2, "dp=2 pp=2 schedule=zb-h1 recompute=full"),
+    (3, "pp=2 schedule=zbv"),
+    (3, "pp=2 schedule=dualpipe-v"),
+    (3, "dp=2 pp=2 schedule=interleaved zero=2"),
 ];
 
 /// What came of all mutations.
@@ -399,7 +429,7 @@ fn damage(programs: &mut [Program], random: &mut Random) -> String {
     let (at, other) = (random.upto(len) - 1, random.upto(len) - 1);
     let list = &mut programs[rank].instrs;
     let words = |what: &str, instr: Instr| format!("rank {rank}: `{instr}` {what}");
-    match random.upto(9) {
+    match random.upto(10) {
         1 => words("lost", list.remove(at)),
         2 => {
             let instr = list[at];
@@ -435,6 +465,10 @@ fn damage(programs: &mut [Program], random: &mut Random) -> String {
             words("with another operand", list[at])
         }
         8 => {
+            list[at].unit = list[other].unit;
+            words(&format!("named as `{}`", list[other]), list[at])
+        }
+        9 => {
             // The same loss on every rank: nobody waits.
             let kind = list[at].op;
             programs.iter_mut().for_each(|p| p.instrs.retain(|i| i.op != kind));

@@ -14,7 +14,7 @@ use super::VIOLATIONS_PER_RANK_MAX;
 use super::law::{Law, Laws, Sums};
 use super::violation::{Place, Violation};
 use crate::bytes::Sizes;
-use crate::instr::{Axis, Exchange, Instr, Mode, Op, Program, Value};
+use crate::instr::{Axis, Exchange, Instr, Mode, Op, Program, Scope, Value};
 use buckets::BucketOrder;
 use unit::{Progress, Turnstile};
 
@@ -180,7 +180,7 @@ impl Order<'_> {
                 None
             }
             None => {
-                self.wrong(at, "it names no unit");
+                self.wrong(at, "it names no microbatch");
                 None
             }
         }
@@ -198,6 +198,11 @@ impl Order<'_> {
     }
 
     fn instr(&mut self, at: usize, instr: &Instr) {
+        match (instr.op.scope(), instr.unit) {
+            (Scope::Unit, None) => return self.wrong(at, "it names no microbatch"),
+            (Scope::Step, Some(_)) => return self.wrong(at, "it is of the whole step and names a microbatch"),
+            _ => {}
+        }
         match instr.op {
             Op::Load => self.load(at, instr),
             Op::Compute(..) | Op::Drop(_) => self.of_unit(at, instr),

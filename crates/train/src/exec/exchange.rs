@@ -120,7 +120,6 @@ impl Executor<'_> {
 
     pub(super) fn send(&mut self, mode: Mode, instr: &Instr, value: Value, to: usize) -> Result<(), TrainError> {
         let regs = &mut self.memory.regs;
-        let here = to == self.place.rank;
         let buffer = match value {
             Value::Activation => need(&mut regs.x, "x")?,
             Value::ActivationGrad => need(&mut regs.grad, "grad")?,
@@ -128,7 +127,7 @@ impl Executor<'_> {
                 let state = self.chunks.get(&instr.chunk).ok_or_else(|| unhosted(instr))?;
                 let bucket = tied(state).ok_or_else(|| unhosted(instr))?;
                 let embed = &state.buckets[bucket].total;
-                if !here {
+                if to != self.place.rank {
                     return Ok(self.comm.send(value, instr.chunk, to, embed)?);
                 }
                 let mut copy = self.memory.pool.take(embed.len());
@@ -137,8 +136,8 @@ impl Executor<'_> {
             }
             _ => return Err(TrainError::Internal(format!("{value:?} does not travel point to point"))),
         };
-        let buffer = self.with_pooled(mode, instr, buffer)?;
-        if here {
+        let buffer = if value.is_stream() { self.with_pooled(mode, instr, buffer)? } else { buffer };
+        if to == self.place.rank {
             self.memory.handed.entry((value, instr.chunk)).or_default().push_back(buffer);
         } else {
             self.comm.post(value, instr.chunk, to, buffer)?;

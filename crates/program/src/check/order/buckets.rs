@@ -1,6 +1,6 @@
 //! Buckets: whose gradients are where, and which parameters are there.
 
-use spec::Unit;
+use spec::{Accumulate, Unit};
 
 use super::super::law::{Law, Sums, reads};
 use super::super::violation::Violation;
@@ -71,6 +71,11 @@ impl Order<'_> {
         if self.step.sums.count == 1 { (self.cells[i], 0) } else { (self.cells[i % cells], i / cells) }
     }
 
+    /// True if each microbatch is summed over the cells by itself.
+    fn each_microbatch(&self) -> bool {
+        self.step.grid.accumulate == Accumulate::Reduced
+    }
+
     /// Leaves of this rank in a step.
     fn leaves(&self) -> usize {
         self.cells.len() * self.step.sums.count
@@ -105,7 +110,7 @@ impl Order<'_> {
             self.out_of_order(at, format!("cells are closed in ascending order, and {due} is not closed"));
         }
         // Where each microbatch is a leaf of its own, the close names it.
-        if self.step.sums.count > 1 && instr.unit.is_none_or(|unit| unit.mb != mb) {
+        if self.each_microbatch() && instr.unit.is_none_or(|unit| unit.mb != mb) {
             self.out_of_order(at, format!("the leaf of mb {mb} is due"));
         }
         if self.step.sums.early && sums < mb {
@@ -202,6 +207,10 @@ impl Order<'_> {
         let BucketOrder { sums, closed, .. } = self.chunks[local].buckets[index];
         if sums == self.step.sums.count {
             return self.double(at);
+        }
+        // Where each microbatch is summed by itself, the exchange names it: whoever takes the last one has them all.
+        if self.each_microbatch() && instr.unit.is_none_or(|unit| unit.mb != sums) {
+            self.out_of_order(at, format!("the sum of mb {sums} is due"));
         }
         self.chunks[local].buckets[index].sums = sums + 1;
         self.chunks[local].buckets[index].posted = false;

@@ -2,11 +2,11 @@
 
 use proptest::prelude::*;
 use spec::layout::LayoutRequest;
-use spec::{Accumulate, Reshard};
+use spec::{Accumulate, Reshard, Unit};
 
 use super::*;
 use crate::buckets::ChunkPlan;
-use crate::instr::Exchange;
+use crate::instr::{Exchange, Op, Scope, Value};
 
 /// `parts` positive numbers that add up to `total`, from any `seed`.
 fn uneven(total: usize, parts: usize, seed: &[usize]) -> Vec<usize> {
@@ -38,6 +38,7 @@ prop_compose! {
         ],
         zero in 0usize..4,
         flags in any::<[bool; 5]>(),
+        experts in prop::option::weighted(0.3, (any::<[bool; 3]>(), 0usize..3)),
         dp_seed in 0usize..6,
         seed in proptest::collection::vec(0usize..100, 8),
         eval in prop::bool::weighted(0.2),
@@ -45,13 +46,21 @@ prop_compose! {
         let [tied, qk_norm, even, reduced, keep] = flags;
         let each = if schedule == Schedule::Interleaved { vpp } else { schedule.chunks().0 };
         let chunks = pp * if pp > 1 { each } else { 1 };
-        let model = Model { tied, qk_norm, ..testing::model(chunks + extra_layers) };
+        let moe = experts.map(|([shared, aux, pooled], _)| testing::moe(shared, aux, pooled));
+        let model = Model { tied, qk_norm, moe, ..testing::model(chunks + extra_layers) };
+        // Groups of data cells.
+        let ep = experts.map_or(1, |(_, doublings)| 1 << doublings);
+        let grid_dp = grid_dp * ep;
         let batch = grid_dp * microbatches * microbatch;
         let grid = Grid::new(&model, batch, SEQ, microbatch, Some(grid_dp), grid_tp).unwrap();
-        let grid = grid.with_context(1 << grid_cp_doublings, SEQ).unwrap();
+        let grid = grid.with_context(1 << grid_cp_doublings, SEQ).unwrap().with_experts(&model, ep).unwrap();
         let reduced = reduced || (zero > 1 && microbatches > 1);
         let grid = Grid { accumulate: if reduced { Accumulate::Reduced } else { Accumulate::Local }, ..grid };
-        let (dp, tp) = (1 + dp_seed % grid_dp, grid_tp >> tp_halvings.min(grid_tp.ilog2() as usize));
+        // Whole groups on a data position, or equal parts of one.
+        let positions: Vec<usize> =
+            (1..=grid_dp).filter(|n| ep == 1 || (grid_dp / ep).is_multiple_of(*n) || n.is_multiple_of(grid_dp / ep) && grid_dp.is_multiple_of(*n)).collect();
+        let even = even || ep > 1;
+        let (dp, tp) = (positions[dp_seed % positions.len()], grid_tp >> tp_halvings.min(grid_tp.ilog2() as usize));
         let holders = dp << cp_doublings;
         let shards: Vec<usize> = (1..=holders).filter(|n| holders.is_multiple_of(*n)).collect();
         let request = LayoutRequest {
@@ -76,7 +85,7 @@ proptest! {
         prop_assert!(report.is_ok(), "{}: {}", case.layout, report.unwrap_err().iter().map(|v| v.to_string()).collect::<Vec<_>>().join("\n"));
         let report = report.unwrap();
         let layers = case.layout.stages.iter().map(|s| s.len()).sum::<usize>() as u64;
-        let units = (case.grid.dp * case.grid.microbatches) as u64;
+        let units = case.layout.cells.iter().map(|cells| case.grid.units(cells.clone()).count() as u64).sum::<u64>();
         let passes = if case.mode == Mode::Train { 3 } else { 1 };
         let busy: u64 = report.ranks.iter().map(|r| r.busy).sum();
         prop_assert_eq!(busy, layers * units * passes * TICKS_PER_LAYER * (case.layout.cp * case.layout.tp) as u64);
@@ -103,11 +112,35 @@ proptest! {
         prop_assert!(case.check().is_err(), "{}: with `{echo}` of rank {rank} twice", case.layout);
     }
 
+    /// What an instruction is about is proved, too: a microbatch's work names its microbatch, and no other; what is of the
+    /// whole step names none. The executor counts on it.
+    #[test]
+    fn any_wrong_name_is_found(case in cases(), pick in any::<[prop::sample::Index; 2]>(), lost in any::<bool>()) {
+        let mut case = case;
+        let (rank, local) = (pick[0].index(case.programs.len()), case.grid.accumulate == Accumulate::Local);
+        let list = &mut case.programs[rank].instrs;
+        let at = pick[1].index(list.len());
+        let instr = list[at];
+        let another = Unit { cell: 0, mb: case.grid.microbatches };
+        list[at].unit = match (instr.op.scope(), instr.unit) {
+            (Scope::Unit, Some(_)) if lost => None,
+            // A close names its cell itself, and the microbatch where each is summed by itself.
+            (Scope::Unit, Some(_)) if local && matches!(instr.op, Op::Close { .. }) => None,
+            (Scope::Unit, Some(unit)) => Some(Unit { mb: (unit.mb + 1) % (case.grid.microbatches + 1), ..unit }),
+            (Scope::Step, None) => Some(another),
+            (Scope::Bucket, Some(_)) if !local && matches!(instr.op, Op::Collective { value: Value::Grads(_), .. }) => None,
+            (Scope::Bucket, _) => return Ok(()),
+            (scope, unit) => panic!("`{instr}` is lowered with {unit:?}, and is of {scope:?}"),
+        };
+        prop_assert!(case.check().is_err(), "{}: `{instr}` of rank {rank} with {:?}", case.layout, case.programs[rank].instrs[at].unit);
+    }
+
     /// Sizes follow the shapes of the exchange, summed over the group: the whole vector to
     /// every other member for a gather; every finished subtree but each owner's own for a sum.
     #[test]
     fn sizes_add_up_over_the_group(case in cases()) {
         let Case { model, grid, layout, .. } = &case;
+        prop_assume!(model.moe.is_none());
         let sizes = Sizes::new(model, grid, layout, SEQ);
         let (tp, cp, holders) = (layout.tp as u64, layout.cp as u64, layout.holders() as u64);
         let stream = 4 * (grid.microbatch * SEQ / layout.cp * model.hidden) as u64;
