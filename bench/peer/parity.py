@@ -27,6 +27,16 @@ CASES = {
         kind="Qwen3Moe", dtype=torch.float32, shard="100KB", tied=False, num_experts=6, num_experts_per_tok=3,
         moe_intermediate_size=48, norm_topk_prob=False, decoder_sparse_step=1,
     ),
+    # The auxiliary loss is part of the loss.
+    "mixtral-aux": dict(
+        kind="Mixtral", dtype=torch.float32, shard="10GB", tied=False, num_local_experts=6, output_router_logits=True,
+        router_aux_loss_coef=0.02,
+    ),
+    "qwen3-moe-aux": dict(
+        kind="Qwen3Moe", dtype=torch.float32, shard="10GB", tied=False, num_experts=6, num_experts_per_tok=3,
+        moe_intermediate_size=48, norm_topk_prob=True, decoder_sparse_step=1, output_router_logits=True,
+        router_aux_loss_coef=0.1,
+    ),
 }
 # What the folders call the parts of experts that transformers holds in one tensor.
 EXPERTS = {"Mixtral": ("block_sparse_moe", "w1", "w3", "w2"), "Qwen3Moe": ("mlp", "gate_proj", "up_proj", "down_proj")}

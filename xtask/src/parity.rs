@@ -12,7 +12,16 @@ use crate::bench::process;
 const PACKAGES: [&str; 3] = ["torch==2.11.0", "transformers==5.24.0", "safetensors"];
 const INSTALL_LIMIT: Duration = Duration::from_secs(3600);
 const LIMIT: Duration = Duration::from_secs(600);
-const CASES: [&str; 6] = ["llama", "llama-bf16-shards", "qwen3-tied", "qwen3-bf16-shards", "mixtral", "qwen3-moe"];
+const CASES: [&str; 8] = [
+    "llama",
+    "llama-bf16-shards",
+    "qwen3-tied",
+    "qwen3-bf16-shards",
+    "mixtral",
+    "qwen3-moe",
+    "mixtral-aux",
+    "qwen3-moe-aux",
+];
 /// Layouts under which a folder is evaluated.
 const LAYOUTS: [&[&str]; 2] = [&[], &["grid.tp=2", "layout.tp=2", "layout.pp=2"]];
 /// Allowed errors: of the loss, and of logits and gradients relative to the largest entry of a tensor; ten times the

@@ -5,11 +5,11 @@ use std::path::PathBuf;
 use checkpoint::hf::{CONFIG, HfFolder};
 use data::{Dataset, Split};
 use kernels::Simd;
-use spec::Run;
 use spec::hf::HfConfig;
 use spec::run::DataConfig;
+use spec::{Grid, Run};
 use train::TrainError;
-use train::eval::{self, Batch};
+use train::eval::{self, Batch, Means};
 
 use crate::show::line;
 
@@ -68,11 +68,12 @@ pub fn run(args: &Args) -> Result<u8, TrainError> {
     if let Some(out) = &args.out {
         eval::write(out, &run, &evaluation, &batch)?;
     }
-    let perplexity = evaluation.loss.exp();
+    let perplexity = evaluation.cross_entropy.exp();
     let norm = args.grads.then_some(evaluation.grad_norm);
     if args.json {
         let object = serde_json::json!({
-            "kind": "evaluation", "schema": events::SCHEMA, "loss": evaluation.loss, "perplexity": perplexity,
+            "kind": "evaluation", "schema": events::SCHEMA, "loss": evaluation.loss,
+            "cross_entropy": evaluation.cross_entropy, "aux_loss": evaluation.auxiliary, "perplexity": perplexity,
             "tokens": evaluation.tokens, "grad_norm": norm, "layout": run.layout.to_string(),
             "notes": config.notes.iter().chain(weights.notes()).collect::<Vec<_>>(),
         });
@@ -80,8 +81,9 @@ pub fn run(args: &Args) -> Result<u8, TrainError> {
         return Ok(0);
     }
     config.notes.iter().chain(weights.notes()).for_each(|note| line(note));
+    let parts = parts(&run, evaluation.cross_entropy, evaluation.auxiliary);
     line(&format!(
-        "loss {:.6} | perplexity {perplexity:.4} | {} tokens | {}",
+        "loss {:.6}{parts} | perplexity {perplexity:.4} | {} tokens | {}",
         evaluation.loss, evaluation.tokens, run.layout
     ));
     if let Some(norm) = norm {
@@ -91,6 +93,19 @@ pub fn run(args: &Args) -> Result<u8, TrainError> {
         line(&format!("written to {}", out.display()));
     }
     Ok(0)
+}
+
+/// What a loss with an auxiliary part is made of; nothing where it is the cross-entropy alone.
+fn parts(run: &Run, cross_entropy: f64, auxiliary: Option<f64>) -> String {
+    let Some((auxiliary, moe)) = auxiliary.zip(run.model.moe.as_ref()) else { return String::new() };
+    let Grid { dp, ep, microbatch, microbatches, .. } = run.grid;
+    // The scope of transformers is the batch.
+    let scope = if ep == dp && microbatches == 1 {
+        String::new()
+    } else {
+        format!(" of {} sequences at a time", ep * microbatch)
+    };
+    format!(" = cross-entropy {cross_entropy:.6} + {} x auxiliary loss {auxiliary:.6}{scope}", moe.aux_loss)
 }
 
 /// Loss, perplexity and bits per byte over data.
@@ -106,14 +121,16 @@ fn over_data(args: &Args, config: &HfConfig, weights: &HfFolder, simd: Simd) -> 
     let run = Run::for_batch(&config.model, args.sequences, args.seq, &args.sets, crate::cores())?;
     let data = crate::data_cmd::of_paths(&paths);
     let data = Dataset::open(&DataConfig { vocab: config.model.vocab, ..data }, args.seq, None)?;
-    let sum = eval::evaluate_data(&run, weights, &data, simd)?;
-    let loss = sum.nats / sum.tokens.max(1) as f64;
+    let (sum, Means { loss, cross_entropy, auxiliary }) = eval::evaluate_data(&run, weights, &data, simd)?;
+    // Of the text: the auxiliary loss says nothing about it.
+    let perplexity = cross_entropy.exp();
     let known = data.knows_bytes(Split::Train);
     let bits = sum.bits_per_byte(known);
     let notes = config.notes.iter().chain(weights.notes());
     if args.json {
         let object = serde_json::json!({
-            "kind": "evaluation", "schema": events::SCHEMA, "loss": loss, "perplexity": loss.exp(), "bits_per_byte": bits,
+            "kind": "evaluation", "schema": events::SCHEMA, "loss": loss, "cross_entropy": cross_entropy,
+            "aux_loss": auxiliary, "perplexity": perplexity, "bits_per_byte": bits,
             "tokens": sum.tokens, "bytes": known.then_some(sum.bytes), "layout": run.layout.to_string(), "notes": notes.collect::<Vec<_>>(),
         });
         line(&object.to_string());
@@ -122,7 +139,8 @@ fn over_data(args: &Args, config: &HfConfig, weights: &HfFolder, simd: Simd) -> 
     notes.for_each(|note| line(note));
     data.describe().iter().for_each(|text| line(text));
     let bits = bits.map_or(String::new(), |bits| format!(" | {bits:.4} bits per byte"));
-    line(&format!("loss {loss:.6} | perplexity {:.4}{bits} | {} tokens | {}", loss.exp(), sum.tokens, run.layout));
+    let parts = parts(&run, cross_entropy, auxiliary);
+    line(&format!("loss {loss:.6}{parts} | perplexity {perplexity:.4}{bits} | {} tokens | {}", sum.tokens, run.layout));
     Ok(0)
 }
 

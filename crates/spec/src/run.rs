@@ -361,7 +361,7 @@ pub(crate) fn checkpoint(values: &Values) -> Result<CheckpointConfig, SpecError>
     })
 }
 
-fn word<T: FromStr<Err = String> + fmt::Display>(values: &Values, path: &str) -> Result<T, SpecError> {
+pub(crate) fn word<T: FromStr<Err = String> + fmt::Display>(values: &Values, path: &str) -> Result<T, SpecError> {
     let text = values.text(path).unwrap_or_default();
     text.parse().map_err(|expected| values.refuse(path, expected))
 }

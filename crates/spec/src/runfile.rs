@@ -158,6 +158,11 @@ impl Values {
         self.set.get(path).and_then(|(v, _)| v.as_str())
     }
 
+    /// True if somebody gave the value: it is not a default.
+    pub fn is_given(&self, path: &str) -> bool {
+        self.set.get(path).is_some_and(|(_, origin)| origin != "default")
+    }
+
     /// A count, if set.
     pub fn int(&self, path: &str) -> Option<usize> {
         self.set.get(path).and_then(|(v, _)| v.as_integer()).map(|n| n as usize)

@@ -3,32 +3,39 @@
 //! The ranks are threads of this process; what they hold is put together as whole tensors.
 
 mod assemble;
+mod balance;
 mod batch;
 
-use std::sync::Mutex;
+use std::collections::BTreeMap;
+use std::sync::{Mutex, PoisonError};
 
 use checkpoint::hf::HfFolder;
 use data::{Dataset, Split};
 use fabric::FabricOptions;
 use kernels::Simd;
 use program::{Mode, Op};
-use spec::Run;
 use spec::tensors::Tensor;
+use spec::{Run, Unit};
 
 pub use assemble::{Captured, Of, Whole, put_state, whole_logits, whole_tensors};
 pub use batch::Batch;
 
-use crate::buffers::LossSum;
+use crate::buffers::{LossSum, Tokens};
 use crate::error::TrainError;
 use crate::exec::{Executor, Outcome};
+use crate::segments::Routing;
 use crate::virtual_ranks;
 use crate::vote::{self, Decision};
 
 /// What an evaluation came to.
 #[derive(Debug, Default)]
 pub struct Evaluation {
-    /// Mean loss, nats per token with a target.
+    /// What training lowers: the cross-entropy, and the auxiliary loss times its coefficient.
     pub loss: f64,
+    /// Mean cross-entropy, nats per token with a target.
+    pub cross_entropy: f64,
+    /// Mean auxiliary loss of the routers without its coefficient; none where the model has none.
+    pub auxiliary: Option<f64>,
     /// Tokens with a target.
     pub tokens: u64,
     /// Logits, [sequence, position, vocabulary] row-major.
@@ -68,9 +75,11 @@ pub fn evaluate(
 ) -> Result<Evaluation, TrainError> {
     let logits = Mutex::new(whole_logits(run));
     let tensors: Mutex<Vec<Whole>> = Mutex::new(if grads { whole_tensors(&run.model) } else { Vec::new() });
+    let routing = Mutex::new(Vec::new());
     let outcomes = on_ranks(run, folder, simd, |executor| {
         let rank = executor.place.rank;
         executor.capture = Some(Vec::new());
+        executor.routing = has_auxiliary(run).then(Vec::new);
         let program = program::lower(run, rank, Mode::Eval);
         let load = |unit| batch.tokens(run.grid.sequences(unit));
         let Outcome::Eval(sum) = executor.run(&program, Mode::Eval, 1, &load)? else {
@@ -78,6 +87,8 @@ pub fn evaluate(
         };
         let captured = executor.capture.take().unwrap_or_default();
         assemble::put_logits(run, executor, captured, &mut logits.lock().unwrap_or_else(|e| e.into_inner()));
+        let routed = executor.routing.take().unwrap_or_default();
+        routing.lock().unwrap_or_else(PoisonError::into_inner).extend(routed);
         let mut norm = 0.0;
         if grads {
             let decision = gradients(executor, batch)?;
@@ -93,7 +104,49 @@ pub fn evaluate(
     let scale = (1.0 / sum.tokens.max(1) as f64) as f32;
     grads.iter_mut().for_each(|t| t.values.iter_mut().for_each(|v| *v *= scale));
     let logits = logits.into_inner().unwrap_or_else(|e| e.into_inner());
-    Ok(Evaluation { loss: sum.nats / sum.tokens.max(1) as f64, tokens: sum.tokens, logits, grads, grad_norm })
+    let routing = routing.into_inner().unwrap_or_else(PoisonError::into_inner);
+    let auxiliary = auxiliary(run, routing, &|unit| batch.tokens(run.grid.sequences(unit)));
+    let mean = Means::new(run, &sum, auxiliary);
+    let Means { loss, cross_entropy, auxiliary } = mean;
+    Ok(Evaluation { loss, cross_entropy, auxiliary, tokens: sum.tokens, logits, grads, grad_norm })
+}
+
+/// The means of an evaluation; see [`Evaluation`].
+#[derive(Debug, Clone, Copy)]
+pub struct Means {
+    /// See [`Evaluation::loss`].
+    pub loss: f64,
+    /// See [`Evaluation::cross_entropy`].
+    pub cross_entropy: f64,
+    /// See [`Evaluation::auxiliary`].
+    pub auxiliary: Option<f64>,
+}
+
+impl Means {
+    /// Out of the sums over all tokens; `auxiliary` is weighted by them.
+    fn new(run: &Run, sum: &LossSum, auxiliary: Option<f64>) -> Self {
+        let tokens = sum.tokens.max(1) as f64;
+        let cross_entropy = sum.nats / tokens;
+        let auxiliary = auxiliary.map(|sum| sum / tokens);
+        let coefficient = run.model.moe.as_ref().map_or(0.0, |moe| moe.aux_loss);
+        Self { loss: cross_entropy + coefficient * auxiliary.unwrap_or(0.0), cross_entropy, auxiliary }
+    }
+}
+
+fn has_auxiliary(run: &Run) -> bool {
+    run.model.moe.as_ref().is_some_and(|moe| moe.aux_loss > 0.0)
+}
+
+/// The auxiliary loss of one pass over a batch, weighted by its tokens with a target; `load` brings the tokens of a
+/// microbatch of a data cell. None where the model has none.
+fn auxiliary(run: &Run, routing: Vec<Routing>, load: &dyn Fn(Unit) -> Tokens) -> Option<f64> {
+    let (grid, moe) = (&run.grid, run.model.moe.as_ref().filter(|_| has_auxiliary(run))?);
+    let mut targets = BTreeMap::new();
+    for (cell, mb) in (0..grid.dp).flat_map(|cell| (0..grid.microbatches).map(move |mb| (cell, mb))) {
+        let count = load(Unit { cell, mb }).targets.iter().filter(|target| **target != data::IGNORE).count();
+        *targets.entry((cell / grid.ep, mb)).or_insert(0) += count as u64;
+    }
+    Some(balance::auxiliary(moe, routing, &targets))
 }
 
 /// Runs a training step up to its vote; the summed gradients stay in the chunks.
@@ -161,31 +214,42 @@ pub fn write(path: &std::path::Path, run: &Run, evaluation: &Evaluation, batch: 
     })
 }
 
-/// Loss of the model of `folder` over one epoch of `data`; `run` comes from [`Run::for_batch`].
+/// Loss of the model of `folder` over one epoch of `data`, and its means; `run` comes from [`Run::for_batch`].
 ///
 /// # Errors
 /// A weight that is not finite, or what a rank reports.
-pub fn evaluate_data(run: &Run, folder: &HfFolder, data: &Dataset, simd: Simd) -> Result<LossSum, TrainError> {
+pub fn evaluate_data(run: &Run, folder: &HfFolder, data: &Dataset, simd: Simd) -> Result<(LossSum, Means), TrainError> {
     let (wanted, batch) = (data.sequences(Split::Train), run.grid.batch() as u64);
+    let rounds = wanted.div_ceil(batch);
+    let sequence = |round: u64, i: usize| {
+        let index = round * batch + i as u64;
+        let mut sequence = data.sequence(Split::Train, index % wanted);
+        if index >= wanted {
+            sequence.targets.fill(data::IGNORE);
+        }
+        sequence
+    };
+    let load = |round: u64, unit| crate::rank::tokens(run.grid.sequences(unit).map(|i| sequence(round, i)));
+    let routing: Mutex<BTreeMap<u64, Vec<Routing>>> = Mutex::default();
     let sums = on_ranks(run, folder, simd, |executor| {
         let program = program::lower(run, executor.place.rank, Mode::Eval);
         let mut total = LossSum::default();
-        for round in 0..wanted.div_ceil(batch) {
-            let sequence = |i: usize| {
-                let index = round * batch + i as u64;
-                let mut sequence = data.sequence(Split::Train, index % wanted);
-                if index >= wanted {
-                    sequence.targets.fill(data::IGNORE);
-                }
-                sequence
-            };
-            let load = |unit| crate::rank::tokens(run.grid.sequences(unit).map(sequence));
-            let Outcome::Eval(sum) = executor.run(&program, Mode::Eval, 1, &load)? else {
+        for round in 0..rounds {
+            executor.routing = has_auxiliary(run).then(Vec::new);
+            let Outcome::Eval(sum) = executor.run(&program, Mode::Eval, 1, &|unit| load(round, unit))? else {
                 return Err(TrainError::Internal("an evaluation gave no loss".into()));
             };
             total.add(&sum);
+            // What fills up the last round is no data.
+            let real = |routing: &Routing| round * batch + (routing.sequence as u64) < wanted;
+            let routed = executor.routing.take().unwrap_or_default().into_iter().filter(real);
+            routing.lock().unwrap_or_else(PoisonError::into_inner).entry(round).or_default().extend(routed);
         }
         Ok(total)
     })?;
-    Ok(sums[0])
+    let routing = routing.into_inner().unwrap_or_else(PoisonError::into_inner);
+    let of_round = |(round, routing)| auxiliary(run, routing, &|unit| load(round, unit));
+    // None of no rounds is none, too.
+    let auxiliary = has_auxiliary(run).then(|| routing.into_iter().filter_map(of_round).sum());
+    Ok((sums[0], Means::new(run, &sums[0], auxiliary)))
 }

@@ -95,6 +95,8 @@ pub struct Executor<'a> {
     pub mutant: Option<Mutant>,
     /// Where logits are kept for who asks for them.
     pub capture: Option<Vec<crate::eval::Captured>>,
+    /// Where it is kept what routers do in a forward without a backward, for who asks for it.
+    pub routing: Option<Vec<segments::Routing>>,
     /// Writes down when instructions run, if that is wanted.
     pub recorder: Option<Recorder>,
     /// Checks a step by other ranks, if that is wanted.
@@ -194,6 +196,7 @@ impl<'a> Executor<'a> {
             definition: run.definition(),
             mutant: None,
             capture: None,
+            routing: None,
             recorder: None,
             recheck: Recheck::default(),
             checked: None,
@@ -559,6 +562,9 @@ impl<'a> Executor<'a> {
         if let (Some(capture), Segment::Logits(block)) = (&mut self.capture, segment) {
             let logits = self.memory.regs.logits.iter().enumerate();
             capture.extend(logits.map(|(cell, logits)| (unit, block, cell, logits.clone())));
+        }
+        if let (Some(kept), Mode::Eval, Segment::Route(layer)) = (&mut self.routing, mode, segment) {
+            kept.extend(segments::routing(&env, &self.run.grid, &mut self.memory, instr.chunk, unit, layer));
         }
         if let (Pass::Forward, Segment::Residual(layer)) = (pass, segment) {
             match mode {

@@ -18,7 +18,7 @@ use std::ops::Range;
 
 pub use head::keep_input;
 use kernels::{Ctx, RopeTable};
-pub use moe::{add_shared, add_shared_backward, dispatch, move_biases};
+pub use moe::{Routing, add_shared, add_shared_backward, dispatch, move_biases, routing};
 use program::instr::{Mode, Pass, Segment};
 use spec::tensors::Role;
 use spec::{Lanes, Model, Unit};

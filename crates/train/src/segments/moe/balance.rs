@@ -3,7 +3,7 @@
 use program::Bucket;
 use spec::moe::AuxScope;
 use spec::tensors::{Home, Role};
-use spec::{Moe, Unit};
+use spec::{Grid, Moe, Unit};
 
 use crate::buffers::{Memory, POOLED};
 use crate::error::TrainError;
@@ -51,6 +51,54 @@ impl Balance {
     pub fn gradient(&self, coefficient: f64) -> Vec<f32> {
         self.fractions.iter().map(|f| (f * coefficient * self.factor) as f32).collect()
     }
+}
+
+/// What a router did with one sequence on one sequence slice.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Routing {
+    /// Group of data cells and microbatch: what an auxiliary loss is taken over.
+    pub unit: (usize, usize),
+    /// The layer.
+    pub layer: usize,
+    /// The sequence, in the batch.
+    pub sequence: usize,
+    /// The context cell and tensor cell of the slice.
+    pub slice: (usize, usize),
+    /// Rows of the slice.
+    pub rows: usize,
+    /// Of these, rows of each expert.
+    pub counts: Vec<u64>,
+    /// Sums of their scores, by expert.
+    pub scores: Vec<f64>,
+}
+
+/// What the router of `layer` did with the hosted rows of `unit`, before they are forgotten.
+pub fn routing(env: &Env, grid: &Grid, memory: &mut Memory, chunk: usize, unit: Unit, layer: usize) -> Vec<Routing> {
+    let (Some(moe), Some(routed)) = (&env.model.moe, &memory.layer(chunk, unit, layer).routed) else {
+        return Vec::new();
+    };
+    let shape = super::shape(moe);
+    let mut all = Vec::new();
+    for (lane, (cell, context)) in env.lanes.iter().enumerate() {
+        let first = grid.sequences(Unit { cell, ..unit }).start;
+        for i in 0..env.place.num_cells() {
+            for (number, rows) in env.place.cell_rows(lane, i).into_iter().enumerate() {
+                let mut counts = vec![0; moe.experts];
+                let chosen = &routed.chosen[rows.start * moe.per_token..rows.end * moe.per_token];
+                chosen.iter().for_each(|e| counts[*e as usize] += 1);
+                all.push(Routing {
+                    unit: (cell / grid.ep, unit.mb),
+                    layer,
+                    sequence: first + number,
+                    slice: (context, env.place.cells.start + i),
+                    rows: rows.len(),
+                    counts,
+                    scores: kernels::score_sums(&shape, &routed.scores, &[rows]),
+                });
+            }
+        }
+    }
+    all
 }
 
 /// Balancing biases move by `rate` towards the mean load: up where an expert had fewer tokens, down where it had more.

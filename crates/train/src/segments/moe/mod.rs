@@ -17,7 +17,7 @@ use spec::moe::Scores;
 use spec::tensors::Role;
 use spec::{Leaf, Moe, Unit};
 
-pub use balance::move_biases;
+pub use balance::{Routing, move_biases, routing};
 pub use experts::{add_shared, add_shared_backward, backward, forward, forward_again};
 
 use super::{Env, linear, need, store_norm_leaf};
