@@ -13,6 +13,7 @@ use program::bytes::Sizes;
 use program::check::{RankReport as Priced, check};
 use program::{ChunkPlan, Instr, Mode, Op, Value};
 use spec::{Run, Transport};
+use train::corpus::Corpus;
 
 use super::launch::Finished;
 
@@ -107,13 +108,16 @@ fn sent(report: &RankReport) -> Sent {
     sent
 }
 
-/// Validation rounds after steps `after + 1` to `step`.
+/// Validation rounds after steps `after + 1` to `step`, over all held-out sets.
 fn rounds(run: &Run, after: u64, step: u64) -> Result<u64, String> {
-    let data = Dataset::open(&run.data, run.train.seq, None).map_err(|e| e.to_string())?;
-    let wanted = (run.train.eval_sequences as u64).min(data.sequences(Split::Validation));
+    let data = Corpus::open(run).map_err(|e| e.to_string())?;
+    let batch = run.grid.batch() as u64;
+    let of_set =
+        |set: &Dataset| (run.train.eval_sequences as u64).min(set.sequences(Split::Validation)).div_ceil(batch);
+    let each: u64 = std::iter::once(&data.main).chain(data.sets.iter().map(|(_, set)| set)).map(of_set).sum();
     let every = run.train.eval_every;
     let due = |s: &u64| (every > 0 && s.is_multiple_of(every)) || *s == run.train.steps;
-    Ok((after + 1..=step).filter(due).count() as u64 * wanted.div_ceil(run.grid.batch() as u64))
+    Ok((after + 1..=step).filter(due).count() as u64 * each)
 }
 
 /// The program's price of one pass, by rank.
@@ -123,8 +127,22 @@ fn price(run: &Run, mode: Mode) -> Result<Vec<Priced>, String> {
     report.map(|r| r.ranks).map_err(|violations| format!("the program is refused: {}", violations[0]))
 }
 
-/// The counters of `finished`, which ran steps `after + 1` and on, and everything that is wrong with them.
+/// The counters of `finished`, which ran steps `after + 1` and on, and everything that is wrong with them, or with the
+/// choice of its layout: every axis that it has is used.
 pub fn audit(run: &Run, finished: &Finished, after: u64) -> Result<(Counts, Vec<String>), String> {
+    let (counts, mut wrong) = counted(run, finished, after)?;
+    if finished.ranks.len() == run.layout.world() {
+        let ranks = finished.ranks.iter().enumerate();
+        wrong.extend(ranks.flat_map(|(rank, report)| unclaimed(run, rank, &sent(report))));
+    }
+    if run.layout.zero > 0 && run.layout.holders() == 1 {
+        wrong.push(format!("zero = {} with one rank on dp shards nothing", run.layout.zero));
+    }
+    Ok((counts, wrong))
+}
+
+/// The counters of `finished`, and what of them is not as its program has it.
+pub fn counted(run: &Run, finished: &Finished, after: u64) -> Result<(Counts, Vec<String>), String> {
     let mut wrong = Vec::new();
     let layout = &run.layout;
     let (ranks, world) = (&finished.ranks, layout.world());
@@ -177,7 +195,6 @@ pub fn audit(run: &Run, finished: &Finished, after: u64) -> Result<(Counts, Vec<
             between_hosts: sent.between_hosts,
             predicted: [0; AXES.len()],
         });
-        wrong.extend(unclaimed(run, rank, &sent));
     }
     if layout.ranks_per_host.is_some_and(|n| n < world) && counts.between_hosts == 0 {
         wrong.push("several hosts, but no byte between them".into());
@@ -265,11 +282,7 @@ fn unclaimed(run: &Run, rank: usize, sent: &Sent) -> Vec<String> {
         *ranks > 1 && (sent.bytes[i] == 0 || sent.calls[i] == 0)
     };
     let claims = claims.into_iter().chain(owners).filter(idle);
-    let mut wrong: Vec<_> = claims.map(|(axis, n)| format!("rank {rank} sent nothing on {axis} = {n}")).collect();
-    if layout.zero > 0 && layout.holders() == 1 {
-        wrong.push(format!("zero = {} with one rank on dp shards nothing", layout.zero));
-    }
-    wrong
+    claims.map(|(axis, n)| format!("rank {rank} sent nothing on {axis} = {n}")).collect()
 }
 
 #[cfg(test)]
@@ -316,6 +329,7 @@ mod tests {
             ranks: ranks.collect(),
             processes: run.layout.world(),
             layout: run.layout.to_string(),
+            curve: Vec::new(),
         }
     }
 

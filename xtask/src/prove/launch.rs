@@ -4,7 +4,9 @@ use std::fs;
 use std::io::{BufRead, BufReader, Read};
 use std::path::{Path, PathBuf};
 use std::process::{Child, ChildStdout, Command, Stdio};
+use std::sync::mpsc::{RecvTimeoutError, Sender, channel};
 use std::thread::JoinHandle;
+use std::time::Duration;
 
 use events::{Event, RankReport};
 use serde_json::Value;
@@ -46,6 +48,8 @@ pub struct Finished {
     pub processes: usize,
     /// The layout as the run understood it.
     pub layout: String,
+    /// Every step and validation, see [`curve`].
+    pub curve: Vec<String>,
 }
 
 /// Why there is nothing to compare.
@@ -104,6 +108,27 @@ impl Launcher {
         self.folder.join(format!("{name}.toml"))
     }
 
+    /// Removes the run file of a grid.
+    pub fn forget(&self, name: &str) -> Result<(), String> {
+        let path = self.run_file(name);
+        fs::remove_file(&path).map_err(|e| format!("cannot remove {}: {e}", path.display()))
+    }
+
+    /// What `check` says to grid `name` under `sets`.
+    pub fn check(&self, name: &str, sets: &[String]) -> Result<(), Failed> {
+        let mut command = Command::new(&self.binary);
+        command.arg("check").arg(self.run_file(name)).current_dir(&self.folder);
+        for set in sets {
+            command.arg("--set").arg(set);
+        }
+        let output = command.stdin(Stdio::null()).output();
+        let output = output.map_err(|e| Failed { code: None, reason: format!("cannot start the check: {e}") })?;
+        match output.status.code() {
+            Some(0) => Ok(()),
+            code => Err(Failed { code, reason: last_words(&String::from_utf8_lossy(&output.stderr)) }),
+        }
+    }
+
     /// The folder of run number `number`.
     pub fn run_dir(&self, number: usize) -> PathBuf {
         self.folder.join(format!("run-{number}"))
@@ -111,9 +136,20 @@ impl Launcher {
 
     /// Runs grid `name` in `run_dir` to its end, or (with `stop`) until it stops on request.
     pub fn run(&self, name: &str, run_dir: &Path, start: Start) -> Result<Finished, Failed> {
+        self.run_within(name, run_dir, start, None)
+    }
+
+    /// [`Launcher::run`]; what takes longer than `limit` is ended.
+    pub fn run_within(
+        &self,
+        name: &str,
+        run_dir: &Path,
+        start: Start,
+        limit: Option<Duration>,
+    ) -> Result<Finished, Failed> {
         for _ in 0..STOP_TRIES {
             let (code, seen, errors) =
-                self.once(name, run_dir, start).map_err(|reason| Failed { code: None, reason })?;
+                self.once(name, run_dir, start, limit).map_err(|reason| Failed { code: None, reason })?;
             match code {
                 Some(0) if start.stop => {
                     // It was faster than the signal.
@@ -123,16 +159,20 @@ impl Launcher {
                     return finished(run_dir, &seen).map_err(|reason| Failed { code, reason });
                 }
                 _ => {
-                    let reason =
-                        errors.lines().rev().find(|line| line.starts_with("error: ")).or(errors.lines().last());
-                    return Err(Failed { code, reason: reason.unwrap_or("it said nothing").to_string() });
+                    return Err(Failed { code, reason: last_words(&errors) });
                 }
             }
         }
         Err(Failed { code: Some(0), reason: format!("ended {STOP_TRIES} times before it could be stopped") })
     }
 
-    fn once(&self, name: &str, run_dir: &Path, start: Start) -> Result<(Option<i32>, Vec<Event>, String), String> {
+    fn once(
+        &self,
+        name: &str,
+        run_dir: &Path,
+        start: Start,
+        limit: Option<Duration>,
+    ) -> Result<(Option<i32>, Vec<Event>, String), String> {
         let mut command = Command::new(&self.binary);
         command.arg("train").arg(self.run_file(name)).arg("--run-dir").arg(run_dir).arg("--json");
         for set in start.sets {
@@ -140,6 +180,7 @@ impl Launcher {
         }
         command.args(start.args).current_dir(&self.folder);
         let (mut child, output, errors) = piped(&mut command)?;
+        let over = limit.map(|limit| end_after(child.id(), limit));
         let mut seen = Vec::new();
         let mut stop = start.stop;
         for line in BufReader::new(output).lines().map_while(Result::ok) {
@@ -153,8 +194,42 @@ impl Launcher {
             seen.push(event);
         }
         let status = child.wait().map_err(|e| format!("cannot wait: {e}"))?;
+        drop(over);
         Ok((status.code(), seen, errors.join().unwrap_or_default()))
     }
+}
+
+/// Ends the process `pid` after `limit`, unless what it returns is dropped before.
+fn end_after(pid: u32, limit: Duration) -> Sender<()> {
+    let (over, ended) = channel::<()>();
+    std::thread::spawn(move || {
+        if ended.recv_timeout(limit) == Err(RecvTimeoutError::Timeout) {
+            eprintln!("process {pid} ran for longer than {} s and is ended", limit.as_secs());
+            let _ = Command::new("kill").arg("-KILL").arg(pid.to_string()).status();
+        }
+    });
+    over
+}
+
+/// The last line of `errors` that is an error, or the last one.
+fn last_words(errors: &str) -> String {
+    let error = errors.lines().rev().find(|line| line.starts_with("error: "));
+    error.or(errors.lines().last()).unwrap_or("it said nothing").to_owned()
+}
+
+/// Every step and validation of a run with its numbers, as far as they outlive their way as text.
+pub fn curve(seen: &[Event]) -> Vec<String> {
+    let line = |event: &Event| match event {
+        Event::Step(s) => {
+            Some(format!("step {} loss {:.12e} norm {:.12e} lr {:.9e}", s.step, s.loss, s.grad_norm, s.lr))
+        }
+        Event::Validation { step, set, loss, tokens, best, .. } => {
+            let set = set.as_deref().unwrap_or("main");
+            Some(format!("validation {set} after {step} loss {loss:.12e} of {tokens} tokens, best {best}"))
+        }
+        _ => None,
+    };
+    seen.iter().filter_map(line).collect()
 }
 
 fn finished(run_dir: &Path, seen: &[Event]) -> Result<Finished, String> {
@@ -177,7 +252,7 @@ fn finished(run_dir: &Path, seen: &[Event]) -> Result<Finished, String> {
     let mut summary: Value = serde_json::from_str(&text).map_err(|e| format!("summary.json: {e}"))?;
     let layout = summary["layout"].as_str().unwrap_or_default().to_string();
     let ranks = serde_json::from_value(summary["ranks"].take()).map_err(|e| format!("summary.json: ranks: {e}"))?;
-    Ok(Finished { digest, step, ranks, processes: processes.len(), layout })
+    Ok(Finished { digest, step, ranks, processes: processes.len(), layout, curve: curve(seen) })
 }
 
 /// Takes away all checkpoints of a run but the first.

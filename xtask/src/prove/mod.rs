@@ -3,6 +3,7 @@
 mod audit;
 mod grids;
 pub mod launch;
+mod models;
 mod mutants;
 mod mutations;
 pub mod random;
@@ -10,14 +11,16 @@ mod rows;
 mod table;
 
 use std::path::{Path, PathBuf};
-use std::time::{Instant, SystemTime};
+use std::time::{Duration, Instant, SystemTime};
 
 use kernels::Simd;
+use tempfile::TempDir;
 use train::mutant::Mutant;
 
 use audit::{Counts, audit};
 use grids::GRIDS;
 use launch::{Failed, Finished, Launcher, Start};
+use models::Plan;
 use mutants::Expect;
 use rows::{Course, Row};
 use table::{Line, Table};
@@ -31,15 +34,25 @@ const KEEP: u64 = 9;
 
 #[derive(clap::Args)]
 pub struct Args {
-    /// Also run 40 random layouts.
+    /// Also run 40 random layouts, and 60 random models under random layouts.
     #[arg(long)]
     all: bool,
+    /// Instead: so many random models, grids, recipes and data, each under random layouts. Each is refused, or trains to
+    /// the numbers of one rank.
+    #[arg(long, value_name = "N", conflicts_with_all = ["all", "mutations", "filter"])]
+    models: Option<usize>,
+    /// With --models: begin no model after so many minutes.
+    #[arg(long, value_name = "M", requires = "models")]
+    minutes: Option<f64>,
     /// Instead: 10,000 mutations of programs, and all that the checker accepts run.
     #[arg(long, conflicts_with = "all")]
     mutations: bool,
-    /// Seed of the random layouts or mutations [default: from the clock; printed]
+    /// Seed of the random layouts, models or mutations [default: from the clock; printed]
     #[arg(long)]
     seed: Option<u64>,
+    /// The binary of lockstep [default: the release binary, built first]
+    #[arg(long, value_name = "PATH")]
+    binary: Option<PathBuf>,
     /// One JSON object per line.
     #[arg(long)]
     json: bool,
@@ -59,32 +72,46 @@ struct Proof {
     /// The digest of each grid, once its reference ran.
     references: Vec<Option<String>>,
     runs: usize,
+    /// Where everything lies, until it is to be kept.
+    temporary: Option<TempDir>,
 }
 
 /// Proves the workspace at `root`; true if every row passed.
 pub fn run(root: &Path, args: &Args) -> Result<bool, String> {
     let began = Instant::now();
-    let binary = launch::build(root)?;
+    let binary = match &args.binary {
+        // Runs have their own working folder.
+        Some(path) => path.canonicalize().map_err(|e| format!("--binary {}: {e}", path.display()))?,
+        None => launch::build(root)?,
+    };
     let temporary = tempfile::tempdir().map_err(|e| format!("cannot create a temporary folder: {e}"))?;
     let folder: PathBuf = temporary.path().to_owned();
-    if args.keep {
-        let kept = temporary.keep();
-        eprintln!("run folders are kept in {}", kept.display());
+    let mut temporary = Some(temporary);
+    if let Some(kept) = temporary.take_if(|_| args.keep) {
+        eprintln!("run folders are kept in {}", kept.keep().display());
     }
     let launcher = Launcher { binary, folder };
     for grid in GRIDS {
         launcher.write(grid.name, grid.toml)?;
     }
     let table = Table::new(args.json);
-    let mut proof =
-        Proof { launcher, table, filter: args.filter.clone(), references: vec![None; GRIDS.len()], runs: 0 };
+    let (filter, references) = (args.filter.clone(), vec![None; GRIDS.len()]);
+    let mut proof = Proof { launcher, table, filter, references, runs: 0, temporary };
     if args.mutations {
         proof.mutations(args.seed.unwrap_or_else(seed))?;
+        return Ok(proof.table.end(began.elapsed()));
+    }
+    if let Some(models) = args.models {
+        let time = args.minutes.map(|minutes| Duration::from_secs_f64(60.0 * minutes.max(0.0)));
+        proof.models(Plan { models, seed: args.seed.unwrap_or_else(seed), time })?;
         return Ok(proof.table.end(began.elapsed()));
     }
     proof.layouts(args)?;
     proof.mutants()?;
     proof.programs()?;
+    if args.all && args.filter.is_none() {
+        proof.models(Plan { models: models::OF_ALL, seed: args.seed.unwrap_or_else(seed), time: None })?;
+    }
     match (proof.table.rows(), &args.filter) {
         (0, Some(text)) => Err(format!("--filter {text}: no row contains it; without --filter all are printed")),
         _ => Ok(proof.table.end(began.elapsed())),
@@ -246,6 +273,24 @@ impl Proof {
             let place = format!("{} {}", GRIDS[row.grid].name, row.label());
             self.table.mutant(&name, mutant.what(), &place, caught, &how);
         }
+        Ok(())
+    }
+
+    /// Random models under random layouts.
+    fn models(&mut self, plan: Plan) -> Result<(), String> {
+        let Plan { models, seed, .. } = plan;
+        self.table.note(&format!("{models} random models of --seed {seed}"));
+        let Launcher { binary, folder } = &self.launcher;
+        let mut search = models::Search::new(folder.join("models"), Some(binary.clone()))?;
+        let table = &self.table;
+        let tally = search.run(plan, &mut |line| table.progress(line))?;
+        if !tally.faults.is_empty() {
+            // What repeats a fault names files in it.
+            if let Some(temporary) = self.temporary.take() {
+                self.table.note(&format!("the files of the faults are kept in {}", temporary.keep().display()));
+            }
+        }
+        self.table.search(&tally);
         Ok(())
     }
 

@@ -28,12 +28,17 @@ impl Random {
         1 + (self.next() % max as u64) as usize
     }
 
+    /// True in `n` of `of` cases.
+    pub fn chance(&mut self, n: usize, of: usize) -> bool {
+        self.upto(of) <= n
+    }
+
     pub fn one<T: Copy>(&mut self, of: &[T]) -> T {
         of[self.upto(of.len()) - 1]
     }
 
     /// `parts` numbers of at least 1 that add up to `total`.
-    fn split(&mut self, parts: usize, total: usize) -> Vec<usize> {
+    pub fn split(&mut self, parts: usize, total: usize) -> Vec<usize> {
         let mut counts = vec![1; parts];
         (parts..total).for_each(|_| counts[self.upto(parts) - 1] += 1);
         counts

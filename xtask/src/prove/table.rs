@@ -5,6 +5,7 @@ use std::time::Duration;
 use serde_json::json;
 
 use super::audit::{AXES, COMPARED, Counts};
+use super::models::Tally;
 
 /// Version of the objects of `--json`.
 const SCHEMA: u32 = 1;
@@ -119,6 +120,32 @@ impl Table {
         } else {
             let verdict = if caught { "caught" } else { "FAILED" };
             println!("{verdict} {name:22} {place:24} {what}\n       {how}");
+        }
+    }
+
+    /// How far a search is, for who watches.
+    pub fn progress(&self, line: &str) {
+        if self.json {
+            println!("{}", json!({ "kind": "progress", "schema": SCHEMA, "text": line }));
+        } else {
+            println!("{line}");
+        }
+    }
+
+    /// A search over models: each layout with the numbers of one rank has passed, each fault has failed.
+    pub fn search(&mut self, tally: &Tally) {
+        self.passed += tally.equal;
+        self.failed += tally.faults.len();
+        if self.json {
+            let object = json!({
+                "kind": "models", "schema": SCHEMA, "models": tally.models, "diverging": tally.diverging,
+                "refused_models": tally.refused_models, "layouts": tally.layouts(), "equal": tally.equal,
+                "processes": tally.processes, "ranks": tally.ranks, "refused": tally.refused, "faults": tally.faults,
+            });
+            println!("{object}");
+        } else {
+            tally.lines().iter().for_each(|line| println!("{line}"));
+            tally.faults.iter().for_each(|fault| println!("FAILED: {fault}"));
         }
     }
 
