@@ -89,7 +89,8 @@ fn tokenized(input: &str, out: &Path) -> Result<(), DataError> {
         limits: Limits::default(),
         bad_lines_max: 0,
     };
-    let vocabulary = Vocabulary { ids: IDS, eod: Some((IDS as u32 - 1, "<end>".into())), hash: [7; 32] };
+    let eod = Some((IDS as u32 - 1, "<end>".into()));
+    let vocabulary = Vocabulary { ids: IDS, eod, hash: [7; 32], files: Vec::new() };
     tokenize::run(&options, &vocabulary, &|| Box::new(Folded), &mut |_| {}).map(|_| ())
 }
 

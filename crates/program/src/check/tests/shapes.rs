@@ -57,8 +57,9 @@ prop_compose! {
         let reduced = reduced || (zero > 1 && microbatches > 1);
         let grid = Grid { accumulate: if reduced { Accumulate::Reduced } else { Accumulate::Local }, ..grid };
         // Whole groups on a data position, or equal parts of one.
-        let positions: Vec<usize> =
-            (1..=grid_dp).filter(|n| ep == 1 || (grid_dp / ep).is_multiple_of(*n) || n.is_multiple_of(grid_dp / ep) && grid_dp.is_multiple_of(*n)).collect();
+        let groups = grid_dp / ep;
+        let fits = |n: &usize| groups.is_multiple_of(*n) || n.is_multiple_of(groups) && grid_dp.is_multiple_of(*n);
+        let positions: Vec<usize> = (1..=grid_dp).filter(|n| ep == 1 || fits(n)).collect();
         let even = even || ep > 1;
         let (dp, tp) = (positions[dp_seed % positions.len()], grid_tp >> tp_halvings.min(grid_tp.ilog2() as usize));
         let holders = dp << cp_doublings;
