@@ -1,6 +1,7 @@
 //! A run around a given model and batch, without a run file: for evaluation.
 
 use crate::error::SpecError;
+use crate::faults::Faults;
 use crate::layout::Layout;
 use crate::model::Model;
 use crate::run::{Run, data, grid, layout_request, train};
@@ -8,6 +9,8 @@ use crate::runfile::Values;
 
 /// What `sets` may touch: where it is computed, the cells, and the auxiliary loss, which is no part of the weights.
 const SETTABLE: [&str; 5] = ["layout.", "grid.", "train.", AUX_LOSS, AUX_SCOPE];
+/// What of these the batch says.
+const GIVEN: [&str; 2] = ["train.batch", "train.seq"];
 const AUX_LOSS: &str = "model.aux_loss";
 const AUX_SCOPE: &str = "model.aux_scope";
 /// Most data cells of the default grid, as for a run file.
@@ -29,28 +32,39 @@ impl Run {
         sets: &[String],
         cores: usize,
     ) -> Result<Self, SpecError> {
-        if let Some(other) = sets.iter().find(|set| !SETTABLE.iter().any(|s| set.starts_with(s))) {
+        let key = |set: &String| set.split('=').next().unwrap_or_default().trim().to_owned();
+        let settable = |key: String| SETTABLE.iter().any(|s| key.starts_with(s)) && !GIVEN.contains(&key.as_str());
+        if let Some(other) = sets.iter().find(|set| !settable(key(set))) {
             return Err(SpecError::law(
                 format!("--set {other}: the model and the batch are given"),
-                format!("settable here: layout.*, grid.*, train.*, {AUX_LOSS}, {AUX_SCOPE}"),
+                format!("settable here: layout.*, grid.*, train.* but train.batch and train.seq, {AUX_LOSS}, {AUX_SCOPE}"),
                 "leave it out",
             ));
         }
         let text = format!("[train]\nsteps = 1\nbatch = {batch}\nseq = {seq}\n[data]\nsource = \"synthetic\"\n");
-        let given = Values::parse(&text, "the batch", sets)?;
-        let model = &with_auxiliary(model, &given, sets)?;
-        model.check()?;
+        let mut faults = Faults::default();
+        // What is wrong with it is told when it is read again, below.
+        let given = Values::read(&text, "the batch", sets, &mut Faults::default()).unwrap_or_default();
+        let model = &faults.take(with_auxiliary(model, &given, sets)).unwrap_or_else(|| model.clone());
         let sets: Vec<String> = whole_batch(model, batch, &given).into_iter().chain(sets.iter().cloned()).collect();
-        let values = Values::parse(&text, "the batch", &sets)?;
-        let train = train(&values)?;
-        let grid = grid(&values, model, batch, train.seq)?;
-        let layout = Layout::resolve(&layout_request(&values)?, &grid, model, cores)?;
+        let values = Values::read(&text, "the batch", &sets, &mut faults).unwrap_or_default();
+        faults.take(model.check());
+        let train = faults.take(train(&values));
+        let request = layout_request(&values, &mut faults);
+        let grid = faults.take(grid(&values, model, batch, seq));
+        let layout = grid.as_ref().and_then(|grid| faults.take(Layout::resolve(&request, grid, model, cores)));
         // The tokens are given, whatever their vocabulary.
-        let any_vocabulary = Model { vocab: usize::MAX, ..model.clone() };
-        let data = data(&values, &any_vocabulary)?;
-        let checkpoint = crate::run::checkpoint(&values)?;
-        let guard = crate::guard::guard(&values)?;
-        Ok(Self { model: model.clone(), from: None, data, train, grid, layout, checkpoint, guard, values })
+        let data = faults.take(data(&values, Some(usize::MAX)));
+        let checkpoint = faults.take(crate::run::checkpoint(&values));
+        let guard = faults.take(crate::guard::guard(&values));
+        faults.settle(&values);
+        let run = || {
+            let model = model.clone();
+            let (data, train, grid, layout) = (data?, train?, grid?, layout?);
+            let (checkpoint, guard) = (checkpoint?, guard?);
+            Some(Self { model, from: None, data, train, grid, layout, checkpoint, guard, values })
+        };
+        faults.give(run())
     }
 }
 

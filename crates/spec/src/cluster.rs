@@ -106,7 +106,7 @@ impl Cluster {
     /// # Errors
     /// Text that is no cluster file, another schema, or rates that are not above zero.
     pub fn parse(text: &str, name: &str) -> Result<Self, SpecError> {
-        let syntax = |message: String| SpecError::Syntax { path: name.into(), message };
+        let syntax = |message: String| SpecError::Syntax { path: crate::error::Origin::other(name), message };
         let cluster: Self = toml::from_str(text).map_err(|e| syntax(e.to_string()))?;
         let remedy = "measure again with `lockstep doctor --measure`";
         if cluster.kind != KIND || cluster.schema != SCHEMA {

@@ -5,6 +5,7 @@ use std::ops::Range;
 use std::str::FromStr;
 
 use crate::error::SpecError;
+use crate::faults::Faults;
 use crate::layout::words;
 use crate::model::{Model, divisors};
 
@@ -121,78 +122,34 @@ impl Grid {
             model.vocab,
             model.vocab_padded()
         );
+        let mut faults = Faults::default();
         for (key, value) in
             [("train.batch", batch), ("train.seq", seq), ("grid.microbatch", microbatch), ("grid.tp", tp)]
         {
             if value == 0 {
-                return Err(SpecError::law(format!("{key} = 0"), factors, format!("set {key} to at least 1")));
+                faults.law(format!("{key} = 0"), factors.clone(), format!("set {key} to at least 1"));
             }
         }
         if dp == Some(0) {
-            return Err(SpecError::law("grid.dp = 0", factors, "set grid.dp to at least 1, or leave it unset"));
+            faults.law("grid.dp = 0", factors.clone(), "set grid.dp to at least 1, or leave it unset");
         }
-        if !batch.is_multiple_of(microbatch) {
-            return Err(SpecError::law(
-                format!("grid.microbatch = {microbatch} does not divide train.batch = {batch}"),
-                factors,
-                format!("set grid.microbatch to one of {:?}", divisors(batch)),
-            ));
-        }
-        let per_step = batch / microbatch;
-        if per_step > MICROBATCHES_MAX {
-            return Err(SpecError::law(
-                format!(
-                    "train.batch = {batch} in parts of {microbatch} makes {per_step} microbatches a step, at most {MICROBATCHES_MAX} are planned"
-                ),
-                factors,
-                "raise grid.microbatch, or lower train.batch",
-            ));
-        }
-        let dp = dp.unwrap_or_else(|| Self::default_dp(per_step));
-        if !per_step.is_multiple_of(dp) {
-            return Err(SpecError::law(
-                format!("grid.dp = {dp} does not divide the {per_step} microbatches of a step"),
-                factors,
-                format!(
-                    "set grid.dp to one of {:?}, or train.batch to a multiple of {}",
-                    divisors(per_step),
-                    dp * microbatch
-                ),
-            ));
-        }
-        let cut = [
-            ("model.heads", model.heads),
-            ("model.kv_heads", model.kv_heads),
-            // Experts are not cut.
-            ("model.ffn", if model.moe.is_some() { 0 } else { model.ffn }),
-            ("the padded vocabulary", model.vocab_padded()),
-        ];
-        let possible = |tp: usize| cut.iter().all(|(_, n)| n.is_multiple_of(tp)) && seq.is_multiple_of(2 * tp);
-        let remedy = || {
-            let ok: Vec<_> = (1..=model.kv_heads).filter(|t| possible(*t)).collect();
-            if ok.is_empty() {
-                format!("set train.seq to an even number, such as {}", seq + 1)
-            } else {
-                format!("set grid.tp to one of {ok:?}, or change the size that it does not divide")
-            }
+        let dp = if batch > 0 && microbatch > 0 && dp != Some(0) {
+            faults.take(data_cells(batch, microbatch, dp, &factors))
+        } else {
+            None
         };
-        for (key, value) in cut {
-            if !value.is_multiple_of(tp) {
-                return Err(SpecError::law(
-                    format!("grid.tp = {tp} does not divide {key} = {value}"),
-                    factors,
-                    remedy(),
-                ));
-            }
+        if tp > 0 && seq > 0 {
+            tensor_cells(model, seq, tp, &factors, &mut faults);
         }
-        if !seq.is_multiple_of(2 * tp) {
-            return Err(SpecError::law(
-                format!("2 x grid.tp = {} does not divide train.seq = {seq}", 2 * tp),
-                factors,
-                remedy(),
-            ));
-        }
-        Ok(Self { dp, cp: 1, ep: 1, tp, microbatch, microbatches: per_step / dp, accumulate: Accumulate::Local })
+        faults.give(dp.map(|dp| Self {
+            dp,
+            cp: 1,
+            ep: 1,
+            tp,
+            microbatch,
+            microbatches: batch / microbatch / dp,
+            accumulate: Accumulate::Local,
+        }))
     }
 
     /// The same grid with `ep` neighbouring data cells to a group, and experts in as many blocks.
@@ -313,5 +270,71 @@ impl Grid {
     pub fn unit_cells(&self, cells: Range<usize>) -> impl Iterator<Item = usize> + use<> {
         let (ep, first) = (self.ep, cells.start);
         cells.filter(move |cell| *cell == first || cell.is_multiple_of(ep))
+    }
+}
+
+/// The data cells of a step.
+fn data_cells(batch: usize, microbatch: usize, dp: Option<usize>, factors: &str) -> Result<usize, SpecError> {
+    if !batch.is_multiple_of(microbatch) {
+        return Err(SpecError::law(
+            format!("grid.microbatch = {microbatch} does not divide train.batch = {batch}"),
+            factors,
+            format!("set grid.microbatch to one of {:?}", divisors(batch)),
+        ));
+    }
+    let per_step = batch / microbatch;
+    if per_step > MICROBATCHES_MAX {
+        return Err(SpecError::law(
+            format!(
+                "train.batch = {batch} in parts of grid.microbatch = {microbatch} makes {per_step} microbatches a step, at most {MICROBATCHES_MAX} are planned"
+            ),
+            factors,
+            "raise grid.microbatch, or lower train.batch",
+        ));
+    }
+    let dp = dp.unwrap_or_else(|| Grid::default_dp(per_step));
+    if !per_step.is_multiple_of(dp) {
+        return Err(SpecError::law(
+            format!(
+                "grid.dp = {dp} does not divide the {per_step} microbatches of a step (train.batch = {batch}, grid.microbatch = {microbatch})"
+            ),
+            factors,
+            format!(
+                "set grid.dp to one of {:?}, or train.batch to a multiple of {}",
+                divisors(per_step),
+                dp.saturating_mul(microbatch)
+            ),
+        ));
+    }
+    Ok(dp)
+}
+
+/// The law of tensor cells.
+fn tensor_cells(model: &Model, seq: usize, tp: usize, factors: &str, faults: &mut Faults) {
+    let cut = [
+        ("model.heads", model.heads),
+        ("model.kv_heads", model.kv_heads),
+        // Experts are not cut.
+        ("model.ffn", if model.moe.is_some() { 0 } else { model.ffn }),
+        ("the padded vocabulary", model.vocab_padded()),
+    ];
+    let possible =
+        |tp: usize| cut.iter().all(|(_, n)| n.is_multiple_of(tp)) && seq.is_multiple_of(tp.saturating_mul(2));
+    let remedy = || {
+        let ok: Vec<_> = divisors(model.kv_heads).into_iter().filter(|t| possible(*t)).collect();
+        if ok.is_empty() {
+            format!("set train.seq to an even number, such as {}", seq + 1)
+        } else {
+            format!("set grid.tp to one of {ok:?}, or change the size that it does not divide")
+        }
+    };
+    for (key, value) in cut {
+        if !value.is_multiple_of(tp) {
+            faults.law(format!("grid.tp = {tp} does not divide {key} = {value}"), factors, remedy());
+        }
+    }
+    let parts = tp.saturating_mul(2);
+    if !seq.is_multiple_of(parts) {
+        faults.law(format!("2 x grid.tp = {parts} does not divide train.seq = {seq}"), factors, remedy());
     }
 }

@@ -1,6 +1,7 @@
 //! `[guard]`: the limits by which failures are noticed and answered. None of them changes a number of the run.
 
 use crate::error::SpecError;
+use crate::faults::Faults;
 use crate::runfile::Values;
 
 /// `[guard]`, validated.
@@ -64,30 +65,32 @@ pub(crate) fn at_most_a_year(key: &str, value: u64) -> Result<(), SpecError> {
 const SPARES_MAX: usize = 64;
 
 pub(crate) fn guard(values: &Values) -> Result<Guard, SpecError> {
-    let ms = |path| values.need(path).map(|n| n as u64);
+    let mut faults = Faults::default();
+    let count = |faults: &mut Faults, path| faults.or_default(values.need(path));
+    let ms = |faults: &mut Faults, path| count(faults, path) as u64;
     let guard = Guard {
-        beat_ms: ms("guard.beat_ms")?,
-        heartbeat_timeout_ms: ms("guard.heartbeat_timeout_ms")?,
-        stopped_timeout_ms: ms("guard.stopped_timeout_ms")?,
+        beat_ms: ms(&mut faults, "guard.beat_ms"),
+        heartbeat_timeout_ms: ms(&mut faults, "guard.heartbeat_timeout_ms"),
+        stopped_timeout_ms: ms(&mut faults, "guard.stopped_timeout_ms"),
         progress_factor: values.float("guard.progress_factor").expect("has a default"),
-        progress_floor_ms: ms("guard.progress_floor_ms")?,
-        still_floor_ms: ms("guard.still_floor_ms")?,
-        assemble_timeout_ms: ms("guard.assemble_timeout_ms")?,
-        restarts_max: values.need("guard.restarts_max")?,
-        restarts_window_s: ms("guard.restarts_window_s")?,
-        spares: values.need("guard.spares")?,
+        progress_floor_ms: ms(&mut faults, "guard.progress_floor_ms"),
+        still_floor_ms: ms(&mut faults, "guard.still_floor_ms"),
+        assemble_timeout_ms: ms(&mut faults, "guard.assemble_timeout_ms"),
+        restarts_max: count(&mut faults, "guard.restarts_max"),
+        restarts_window_s: ms(&mut faults, "guard.restarts_window_s"),
+        spares: count(&mut faults, "guard.spares"),
         spares_check: values.bool("guard.spares_check").expect("has a default"),
-        evict_after: values.need("guard.evict_after")?,
-        respawn_after_ms: ms("guard.respawn_after_ms")?,
+        evict_after: count(&mut faults, "guard.evict_after"),
+        respawn_after_ms: ms(&mut faults, "guard.respawn_after_ms"),
         hash_state: values.bool("guard.hash_state").expect("has a default"),
-        skip_batches: ms("guard.skip_batches")?,
-        recompute_every: ms("guard.recompute_every")?,
+        skip_batches: ms(&mut faults, "guard.skip_batches"),
+        recompute_every: ms(&mut faults, "guard.recompute_every"),
     };
-    law(&guard)?;
-    Ok(guard)
+    law(&guard, &mut faults);
+    faults.end(guard)
 }
 
-fn law(guard: &Guard) -> Result<(), SpecError> {
+fn law(guard: &Guard, faults: &mut Faults) {
     let least = [
         ("guard.beat_ms", guard.beat_ms, 1),
         ("guard.stopped_timeout_ms", guard.stopped_timeout_ms, 1),
@@ -96,12 +99,12 @@ fn law(guard: &Guard) -> Result<(), SpecError> {
         ("guard.assemble_timeout_ms", guard.assemble_timeout_ms, 1),
         ("guard.evict_after", guard.evict_after as u64, 1),
     ];
-    if let Some((key, value, least)) = least.into_iter().find(|(_, value, least)| value < least) {
-        return Err(SpecError::law(
+    for (key, value, least) in least.into_iter().filter(|(_, value, least)| value < least) {
+        faults.law(
             format!("{key} = {value}"),
             format!("{key} is a limit"),
             format!("set it to at least {least}, or leave it unset"),
-        ));
+        );
     }
     let longest = [
         ("guard.beat_ms", guard.beat_ms),
@@ -113,30 +116,31 @@ fn law(guard: &Guard) -> Result<(), SpecError> {
         ("guard.restarts_window_s", guard.restarts_window_s),
         ("guard.respawn_after_ms", guard.respawn_after_ms),
     ];
-    longest.into_iter().try_for_each(|(key, value)| at_most_a_year(key, value))?;
+    for (key, value) in longest {
+        faults.take(at_most_a_year(key, value));
+    }
     if guard.spares > SPARES_MAX {
-        return Err(SpecError::law(
+        faults.law(
             format!("guard.spares = {} processes would be started, to wait", guard.spares),
             format!("at most {SPARES_MAX} spares"),
             "set guard.spares to the failures that may come at once, such as 1",
-        ));
+        );
     }
     let (beat, timeout) = (guard.beat_ms, guard.heartbeat_timeout_ms);
-    if timeout < 3 * beat {
-        return Err(SpecError::law(
+    if timeout < beat.saturating_mul(3) {
+        faults.law(
             format!("guard.heartbeat_timeout_ms = {timeout} is less than three beats"),
             format!("guard.beat_ms {beat}, guard.heartbeat_timeout_ms {timeout}"),
-            format!("set guard.heartbeat_timeout_ms to at least {}, or lower guard.beat_ms", 3 * beat),
-        ));
+            format!("set guard.heartbeat_timeout_ms to at least {}, or lower guard.beat_ms", beat.saturating_mul(3)),
+        );
     }
     if guard.progress_factor < 1.0 {
-        return Err(SpecError::law(
+        faults.law(
             format!("guard.progress_factor = {} would call an ordinary step a hang", guard.progress_factor),
             "the longest step seen times this factor is the limit of a step",
             "set guard.progress_factor to such as 10",
-        ));
+        );
     }
-    Ok(())
 }
 
 #[cfg(test)]

@@ -7,7 +7,7 @@ pub enum Kind {
     Int,
     /// A count, or the word auto.
     IntOrAuto,
-    /// A whole number without a limit.
+    /// A whole number below 2^64; as a string where it is 2^63 or more, which TOML has no numbers for.
     Seed,
     /// A number.
     Float,
@@ -29,7 +29,7 @@ impl Kind {
         match self {
             Kind::Int => "a whole number of at most 1T, such as 8 or \"16Ki\"",
             Kind::IntOrAuto => "\"auto\" or a whole number of at most 1T, such as 100",
-            Kind::Seed => "a whole number, such as 1",
+            Kind::Seed => "a whole number from 0 to 18446744073709551615, such as 1",
             Kind::Float => "a number, such as 3e-4",
             Kind::Bool => "true or false",
             Kind::Text => "a text, such as \"synthetic\"",
@@ -195,4 +195,16 @@ pub fn sections() -> impl Iterator<Item = &'static str> {
 /// The key of a path.
 pub fn key(path: &str) -> Option<&'static Key> {
     KEYS.iter().find(|k| k.path == path)
+}
+
+/// The keys that a sentence names by their path, in its order, each once.
+pub(crate) fn named(sentence: &str) -> impl Iterator<Item = &'static str> {
+    let words = sentence.split(|c: char| !(c.is_ascii_lowercase() || c.is_ascii_digit() || "._".contains(c)));
+    let mut found: Vec<&'static str> = Vec::new();
+    for path in words.filter_map(|word| key(word.trim_matches('.'))).map(|key| key.path) {
+        if !found.contains(&path) {
+            found.push(path);
+        }
+    }
+    found.into_iter()
 }

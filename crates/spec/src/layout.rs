@@ -4,6 +4,7 @@
 
 mod holders;
 mod law;
+mod request;
 
 pub use self::holders::{CLASSES, Class, Holders};
 

@@ -7,8 +7,10 @@
 
 mod batch;
 pub mod cluster;
+mod document;
 mod effect;
 mod error;
+mod faults;
 pub mod grid;
 pub mod guard;
 pub mod hf;
@@ -25,6 +27,7 @@ mod store;
 pub mod tensors;
 mod train_law;
 pub mod tree;
+mod typed;
 
 pub use error::SpecError;
 pub use grid::{Accumulate, Grid, Lanes, Leaf, Unit};

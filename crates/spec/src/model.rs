@@ -1,6 +1,7 @@
 //! The shape of a decoder: RMSNorm, rotary embedding, grouped-query attention, SwiGLU (dense or experts).
 
 use crate::error::SpecError;
+use crate::faults::Faults;
 use crate::moe::Moe;
 
 /// The vocabulary is padded to a multiple of this, whatever the number of tensor cells.
@@ -69,6 +70,7 @@ impl Model {
     }
 
     pub(crate) fn check(&self) -> Result<(), SpecError> {
+        let mut faults = Faults::default();
         let positive = [
             ("hidden", self.hidden),
             ("layers", self.layers),
@@ -80,35 +82,38 @@ impl Model {
         ];
         for (key, value) in positive {
             if value == 0 {
-                return Err(SpecError::law(
+                faults.law(
                     format!("model.{key} = 0: every size of the model is at least 1"),
                     format!("model.{key} = 0"),
                     format!("set model.{key}, or model.preset to one of {}", preset_names()),
-                ));
+                );
             }
         }
-        if !self.heads.is_multiple_of(self.kv_heads) {
-            return Err(SpecError::law(
+        if self.kv_heads > 0 && !self.heads.is_multiple_of(self.kv_heads) {
+            faults.law(
                 format!("model.kv_heads = {} does not divide model.heads = {}", self.kv_heads, self.heads),
                 format!("heads {}, kv_heads {}", self.heads, self.kv_heads),
                 format!("set model.kv_heads to one of {:?}", divisors(self.heads)),
-            ));
+            );
         }
         if !self.head_dim.is_multiple_of(2) {
-            return Err(SpecError::law(
+            faults.law(
                 format!("model.head_dim = {} is odd: the rotary embedding turns pairs", self.head_dim),
                 format!("head_dim {}", self.head_dim),
                 format!("set model.head_dim to {} or {}", self.head_dim - 1, self.head_dim + 1),
-            ));
+            );
         }
         if !(self.rope_theta > 1.0 && self.norm_eps >= 0.0 && self.init_std >= 0.0) {
-            return Err(SpecError::law(
+            faults.law(
                 "model.rope_theta must be above 1, model.norm_eps and model.init_std not negative",
                 format!("rope_theta {}, norm_eps {}, init_std {}", self.rope_theta, self.norm_eps, self.init_std),
                 "leave them unset for 10000, 1e-5 and 0.02",
-            ));
+            );
         }
-        self.moe.as_ref().map_or(Ok(()), |moe| moe.check(self))
+        if let Some(moe) = &self.moe {
+            faults.take(moe.check(self));
+        }
+        faults.end(())
     }
 }
 

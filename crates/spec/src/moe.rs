@@ -9,6 +9,7 @@ use std::fmt;
 use std::str::FromStr;
 
 use crate::error::SpecError;
+use crate::faults::Faults;
 use crate::layout::words;
 use crate::model::Model;
 
@@ -78,19 +79,20 @@ impl Moe {
     }
 
     pub(crate) fn check(&self, model: &Model) -> Result<(), SpecError> {
+        let mut faults = Faults::default();
         let factors = format!(
             "experts {}, experts_per_token {}, expert_ffn {}, router_scores {}, router_bias {}, router_bias_rate {}, aux_loss {}; hidden {}",
             self.experts, self.per_token, self.ffn, self.scores, self.bias, self.bias_rate, self.aux_loss, model.hidden
         );
-        let broken = |what: String, remedy: String| Err(SpecError::law(what, factors.clone(), remedy));
+        let mut broken = |what: String, remedy: String| faults.law(what, factors.clone(), remedy);
         if self.experts > EXPERTS_MAX {
-            return broken(
+            broken(
                 format!("model.experts = {} is more than {EXPERTS_MAX}", self.experts),
                 format!("set model.experts to at most {EXPERTS_MAX}"),
             );
         }
         if self.per_token == 0 || self.per_token > self.experts {
-            return broken(
+            broken(
                 format!(
                     "model.experts_per_token = {} is not in 1..={}, the experts of a layer",
                     self.per_token, self.experts
@@ -99,22 +101,22 @@ impl Moe {
             );
         }
         if self.ffn == 0 {
-            return broken("model.expert_ffn = 0".into(), "set model.expert_ffn to at least 1".into());
+            broken("model.expert_ffn = 0".into(), "set model.expert_ffn to at least 1".into());
         }
         if self.bias_rate > 0.0 && !self.bias {
-            return broken(
+            broken(
                 format!("model.router_bias_rate = {} moves a bias that the router does not have", self.bias_rate),
                 "set model.router_bias to true, or model.router_bias_rate to 0".into(),
             );
         }
         for (key, value) in [("router_bias_rate", self.bias_rate), ("aux_loss", self.aux_loss)] {
             if !(0.0..=1e6).contains(&value) {
-                return broken(
+                broken(
                     format!("model.{key} = {value} is not in 0..=1e6"),
                     format!("set model.{key} to 0 or a small number such as 1e-3"),
                 );
             }
         }
-        Ok(())
+        faults.end(())
     }
 }

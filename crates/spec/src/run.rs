@@ -6,8 +6,10 @@ use std::str::FromStr;
 use std::sync::Arc;
 
 use crate::error::SpecError;
+use crate::faults::Faults;
 use crate::grid::{Accumulate, Grid};
 use crate::guard::{Guard, at_most_a_year, guard};
+use crate::keys::key;
 use crate::layout::{Layout, LayoutRequest, Offload, Pin, Reshard, Transport, words};
 use crate::model::Model;
 use crate::moe::Moe;
@@ -208,26 +210,56 @@ impl Run {
     /// # Errors
     /// Everything in [`SpecError`] but `Read`.
     pub fn parse(text: &str, name: &str, sets: &[String], cores: usize) -> Result<Self, SpecError> {
-        let values = Values::parse(text, name, sets)?;
-        let model = model(&values)?;
-        model.check()?;
-        let train = train(&values)?;
-        let batch = values.need("train.batch")?;
-        let grid = grid(&values, &model, batch, train.seq)?;
-        let request = layout_request(&values)?;
-        let layout = Layout::resolve(&request, &grid, &model, cores)?;
-        let data = data(&values, &model)?;
-        if train.sample.every > 0 && data.source == Source::Tokens && data.tokenizer.is_none() {
-            return Err(SpecError::law(
+        let mut faults = Faults::default();
+        let Some(values) = Values::read(text, name, sets, &mut faults) else {
+            faults.settle(&Values::default());
+            return faults.give(None);
+        };
+        let run = Self::of(&values, cores, &mut faults);
+        faults.settle(&values);
+        faults.give(run)
+    }
+
+    /// What there is to be said of all sections goes to `faults`; none where a section could not be read.
+    fn of(values: &Values, cores: usize, faults: &mut Faults) -> Option<Self> {
+        let model = faults.take(model(values));
+        let train = faults.take(train(values));
+        let batch = faults.take(values.need("train.batch"));
+        let request = layout_request(values, faults);
+        let grid = match (&model, batch, values.int("train.seq")) {
+            (Some(model), Some(batch), Some(seq)) => faults.take(grid(values, model, batch, seq)),
+            _ => None,
+        };
+        let layout = match (&grid, &model) {
+            (Some(grid), Some(model)) => faults.take(Layout::resolve(&request, grid, model, cores)),
+            // What does not depend on them.
+            _ => faults.take(request.check()).and(None),
+        };
+        let data = faults.take(data(values, values.int("model.vocab")));
+        if let (Some(train), Some(data)) = (&train, &data)
+            && train.sample.every > 0
+            && data.source == Source::Tokens
+            && data.tokenizer.is_none()
+        {
+            faults.law(
                 "train.sample_every asks for text, and data.source = \"tokens\" has ids",
                 format!("sample_every {}, data.source {}", train.sample.every, data.source),
                 "set data.tokenizer to the tokenizer.json that the tokens were written with, or train.sample_every to 0",
-            ));
+            );
         }
-        let checkpoint = checkpoint(&values)?;
-        let guard = guard(&values)?;
-        let from = values.text("model.from").map(PathBuf::from);
-        Ok(Self { model, from, data, train, grid, layout, checkpoint, guard, values })
+        let checkpoint = faults.take(checkpoint(values));
+        let guard = faults.take(guard(values));
+        Some(Self {
+            model: model?,
+            from: values.text("model.from").map(PathBuf::from),
+            data: data?,
+            train: train?,
+            grid: grid?,
+            layout: layout?,
+            checkpoint: checkpoint?,
+            guard: guard?,
+            values: values.clone(),
+        })
     }
 
     /// Refuses keys that were set by a person and do nothing in this run, and text for a model of tokens.
@@ -279,14 +311,16 @@ impl Run {
 }
 
 pub(crate) fn grid(values: &Values, model: &Model, batch: usize, seq: usize) -> Result<Grid, SpecError> {
+    let mut faults = Faults::default();
+    let accumulate = values.text("grid.accumulate").map(|_| faults.take(word(values, "grid.accumulate")));
     let (microbatch, tp) = (values.need("grid.microbatch")?, values.need("grid.tp")?);
-    let grid = Grid::new(model, batch, seq, microbatch, values.int("grid.dp"), tp)?;
-    let grid = grid.with_context(values.int("grid.cp").unwrap_or(1), seq)?;
-    let grid = grid.with_experts(model, values.need("grid.ep")?)?;
-    match values.text("grid.accumulate") {
-        None => Ok(grid),
-        Some(_) => Ok(Grid { accumulate: word::<Accumulate>(values, "grid.accumulate")?, ..grid }),
-    }
+    let grid = faults.take(Grid::new(model, batch, seq, microbatch, values.int("grid.dp"), tp));
+    // Both need the cells of the grid before.
+    let grid = grid.and_then(|grid| faults.take(grid.with_context(values.int("grid.cp").unwrap_or(1), seq)));
+    let ep = values.need("grid.ep")?;
+    let grid = grid.and_then(|grid| faults.take(grid.with_experts(model, ep)));
+    let accumulate = accumulate.flatten().unwrap_or(Accumulate::Local);
+    faults.give(grid.map(|grid| Grid { accumulate, ..grid }))
 }
 
 /// The schedule that the run file names, if any.
@@ -304,171 +338,206 @@ fn orders(values: &Values, schedule: Schedule) -> Result<Option<Arc<Orders>>, Sp
     Ok(Some(Arc::new(Orders::parse(path, &text)?)))
 }
 
-pub(crate) fn layout_request(values: &Values) -> Result<LayoutRequest, SpecError> {
-    let schedule = word::<Schedule>(values, "layout.schedule")?;
-    Ok(LayoutRequest {
-        dp: values.need("layout.dp")?,
-        cp: values.need("layout.cp")?,
+/// What is asked for; a default stands where a word is none, for what follows from it is not told.
+pub(crate) fn layout_request(values: &Values, faults: &mut Faults) -> LayoutRequest {
+    let count = |faults: &mut Faults, path| faults.or_default(values.need(path));
+    let schedule = word_or_default::<Schedule>(values, "layout.schedule", faults);
+    LayoutRequest {
+        dp: count(faults, "layout.dp"),
+        cp: count(faults, "layout.cp"),
         ep: values.int("layout.ep"),
-        tp: values.need("layout.tp")?,
-        pp: values.need("layout.pp")?,
+        tp: count(faults, "layout.tp"),
+        pp: count(faults, "layout.pp"),
         vpp: values.int("layout.vpp"),
         schedule,
-        orders: orders(values, schedule)?,
-        recompute: word::<Recompute>(values, "layout.recompute")?,
+        orders: faults.or_default(orders(values, schedule)),
+        recompute: word_or_default::<Recompute>(values, "layout.recompute", faults),
         recompute_layers: values.ints("layout.recompute_layers"),
-        zero: values.need("layout.zero")?,
+        zero: count(faults, "layout.zero"),
         shard: values.int("layout.shard"),
-        reshard: word::<Reshard>(values, "layout.reshard")?,
+        reshard: word_or_default::<Reshard>(values, "layout.reshard", faults),
         mirror: values.bool("layout.mirror"),
-        offload: word::<Offload>(values, "layout.offload")?,
+        offload: word_or_default::<Offload>(values, "layout.offload", faults),
         offload_folder: values.text("layout.offload_folder").map(PathBuf::from),
         keep_packed: values.bool("layout.keep_packed").unwrap_or(false),
         tp_overlap: values.bool("layout.tp_overlap").unwrap_or(true),
         tp_pairs: values.bool("layout.tp_pairs").unwrap_or(false),
         threads: values.int("layout.threads"),
-        transport: word::<Transport>(values, "layout.transport")?,
-        pin: word::<Pin>(values, "layout.pin")?,
-        exchange_timeout_ms: values.need("layout.exchange_timeout_ms")?,
+        transport: word_or_default::<Transport>(values, "layout.transport", faults),
+        pin: word_or_default::<Pin>(values, "layout.pin", faults),
+        exchange_timeout_ms: count(faults, "layout.exchange_timeout_ms"),
         cells: values.ints("layout.cells"),
         stages: values.ints("layout.stages"),
         ranks_per_host: values.int("cluster.ranks_per_host"),
-    })
+    }
 }
 
 pub(crate) fn checkpoint(values: &Values) -> Result<CheckpointConfig, SpecError> {
+    let mut faults = Faults::default();
+    let need = |faults: &mut Faults, path| faults.or_default(values.need(path));
     let failures_per_host_day = values.float("checkpoint.failures_per_host_day").expect("has a default");
     if failures_per_host_day < 0.0 {
-        return Err(values.refuse("checkpoint.failures_per_host_day", "a rate, which is not negative".into()));
+        faults.add(values.refuse("checkpoint.failures_per_host_day", "a rate, which is not negative".into()));
     }
-    let stagger_ms = values.need("checkpoint.stagger_ms")? as u64;
-    at_most_a_year("checkpoint.stagger_ms", stagger_ms)?;
-    let last_wait_s = values.need("checkpoint.last_wait_s")? as u64;
-    at_most_a_year("checkpoint.last_wait_s", last_wait_s)?;
+    let stagger_ms = need(&mut faults, "checkpoint.stagger_ms") as u64;
+    faults.take(at_most_a_year("checkpoint.stagger_ms", stagger_ms));
+    let last_wait_s = need(&mut faults, "checkpoint.last_wait_s") as u64;
+    faults.take(at_most_a_year("checkpoint.last_wait_s", last_wait_s));
     let store = values.text("checkpoint.store");
     let store = store.map(|url| url.parse().map_err(|expected| values.refuse("checkpoint.store", expected)));
-    Ok(CheckpointConfig {
-        store: store.transpose()?,
+    let config = CheckpointConfig {
+        store: faults.or_default(store.transpose()),
         // Auto is a word, no count.
         every: values.int("checkpoint.every").map(|every| every as u64),
-        keep: values.need("checkpoint.keep")?.max(1),
-        keep_every: values.need("checkpoint.keep_every")? as u64,
+        keep: need(&mut faults, "checkpoint.keep").max(1),
+        keep_every: need(&mut faults, "checkpoint.keep_every") as u64,
         best: values.bool("checkpoint.best").expect("has a default"),
         background: values.bool("checkpoint.background").expect("has a default"),
         stagger_ms,
         last_wait_s,
         failures_per_host_day,
-    })
+    };
+    faults.end(config)
 }
 
-pub(crate) fn word<T: FromStr<Err = String> + fmt::Display>(values: &Values, path: &str) -> Result<T, SpecError> {
+pub(crate) fn word<T: FromStr<Err = String>>(values: &Values, path: &str) -> Result<T, SpecError> {
     let text = values.text(path).unwrap_or_default();
     text.parse().map_err(|expected| values.refuse(path, expected))
 }
 
+/// The word, or the default one where it is none.
+fn word_or_default<T: FromStr<Err = String>>(values: &Values, path: &str, faults: &mut Faults) -> T {
+    faults.take(word(values, path)).unwrap_or_else(|| {
+        let default = key(path).map_or("", |key| key.default).trim_matches('"');
+        default.parse().unwrap_or_else(|_| panic!("{path} has a word as default"))
+    })
+}
+
 fn model(values: &Values) -> Result<Model, SpecError> {
+    let mut faults = Faults::default();
     let float = |path| values.float(path).expect("has a default");
-    let (hidden, heads) = (values.need("model.hidden")?, values.need("model.heads")?);
+    let need = |faults: &mut Faults, path| faults.or_default(values.need(path));
+    let (hidden, layers) = (need(&mut faults, "model.hidden"), need(&mut faults, "model.layers"));
+    let heads = need(&mut faults, "model.heads");
     let head_dim = match values.int("model.head_dim") {
         Some(dim) => dim,
         None if heads > 0 && hidden % heads == 0 => hidden / heads,
-        None => return values.need("model.head_dim").map(|_| unreachable!()),
+        // It follows from these two.
+        None if hidden == 0 || heads == 0 => 2,
+        None => need(&mut faults, "model.head_dim"),
     };
-    let moe = moe(values)?;
-    Ok(Model {
+    let moe = moe(values, &mut faults);
+    let ffn = match &moe {
+        Some(_) => values.int("model.ffn").unwrap_or(0).max(1),
+        None => need(&mut faults, "model.ffn"),
+    };
+    let model = Model {
         hidden,
-        layers: values.need("model.layers")?,
+        layers,
         heads,
         kv_heads: values.int("model.kv_heads").unwrap_or(heads),
         head_dim,
-        ffn: if moe.is_some() { values.int("model.ffn").unwrap_or(0).max(1) } else { values.need("model.ffn")? },
-        vocab: values.need("model.vocab")?,
+        ffn,
+        vocab: need(&mut faults, "model.vocab"),
         rope_theta: float("model.rope_theta"),
         norm_eps: float("model.norm_eps") as f32,
         qk_norm: values.bool("model.qk_norm").expect("has a default"),
         tied: values.bool("model.tied").expect("has a default"),
         init_std: float("model.init_std") as f32,
         moe,
-    })
+    };
+    if faults.is_empty() {
+        model.check()?;
+    }
+    faults.end(model)
 }
 
-fn moe(values: &Values) -> Result<Option<Moe>, SpecError> {
-    let experts = values.need("model.experts")?;
+fn moe(values: &Values, faults: &mut Faults) -> Option<Moe> {
+    let experts = faults.or_default(values.need("model.experts"));
     if experts == 0 {
-        return Ok(None);
+        return None;
     }
     let float = |path| values.float(path).expect("has a default");
     let flag = |path| values.bool(path).expect("has a default");
-    Ok(Some(Moe {
+    let ffn = values.int("model.expert_ffn").or(values.int("model.ffn"));
+    Some(Moe {
         experts,
-        per_token: values.need("model.experts_per_token")?,
-        ffn: values
-            .int("model.expert_ffn")
-            .or(values.int("model.ffn"))
-            .map_or_else(|| values.need("model.expert_ffn"), Ok)?,
-        shared_ffn: values.need("model.shared_ffn")?,
-        scores: word(values, "model.router_scores")?,
+        per_token: faults.or_default(values.need("model.experts_per_token")),
+        ffn: ffn.unwrap_or_else(|| faults.or_default(values.need("model.expert_ffn"))),
+        shared_ffn: faults.or_default(values.need("model.shared_ffn")),
+        scores: word_or_default(values, "model.router_scores", faults),
         renorm: flag("model.router_renorm"),
         bias: flag("model.router_bias"),
         bias_rate: float("model.router_bias_rate"),
         aux_loss: float("model.aux_loss"),
-        aux_scope: word(values, "model.aux_scope")?,
-    }))
+        aux_scope: word_or_default(values, "model.aux_scope", faults),
+    })
 }
 
 pub(crate) fn train(values: &Values) -> Result<TrainConfig, SpecError> {
+    let mut faults = Faults::default();
+    let need = |faults: &mut Faults, path| faults.or_default(values.need(path));
     let float = |path| values.float(path).expect("has a default");
     let train = TrainConfig {
-        steps: values.need("train.steps")? as u64,
-        seq: values.need("train.seq")?,
+        steps: need(&mut faults, "train.steps") as u64,
+        seq: need(&mut faults, "train.seq"),
         lr: float("train.lr"),
         lr_min: float("train.lr_min"),
-        schedule: word(values, "train.schedule")?,
-        warmup: values.need("train.warmup")? as u64,
-        decay: values.need("train.decay")? as u64,
+        schedule: word_or_default(values, "train.schedule", &mut faults),
+        warmup: need(&mut faults, "train.warmup") as u64,
+        decay: need(&mut faults, "train.decay") as u64,
         beta1: float("train.beta1"),
         beta2: float("train.beta2"),
         eps: float("train.eps"),
         weight_decay: float("train.weight_decay"),
         no_decay: values.texts("train.no_decay"),
         clip: float("train.clip"),
-        seed: values.need("train.seed")? as u64,
-        eval_every: values.need("train.eval_every")? as u64,
-        eval_sequences: values.need("train.eval_sequences")?,
-        patience: values.need("train.patience")? as u64,
-        skip: crate::Skips::read(values)?,
+        seed: values.seed("train.seed"),
+        eval_every: need(&mut faults, "train.eval_every") as u64,
+        eval_sequences: need(&mut faults, "train.eval_sequences"),
+        patience: need(&mut faults, "train.patience") as u64,
+        skip: faults.or_default(crate::Skips::read(values)),
         sample: SampleConfig {
-            every: values.need("train.sample_every")? as u64,
+            every: need(&mut faults, "train.sample_every") as u64,
             prompt: values.text("train.sample_prompt").expect("has a default").to_owned(),
-            tokens: values.need("train.sample_tokens")?,
+            tokens: need(&mut faults, "train.sample_tokens"),
             temperature: float("train.sample_temperature") as f32,
-            top_k: values.need("train.sample_top_k")?,
+            top_k: need(&mut faults, "train.sample_top_k"),
         },
     };
-    crate::train_law::check(&train)?;
-    Ok(train)
+    // A number that is missing stands as 0, and is told of as missing.
+    faults.take(crate::train_law::check(&train));
+    faults.end(train)
 }
 
-pub(crate) fn data(values: &Values, model: &Model) -> Result<DataConfig, SpecError> {
+/// `[data]` for a model of `vocab` token ids, if that is known.
+pub(crate) fn data(values: &Values, vocab: Option<usize>) -> Result<DataConfig, SpecError> {
+    let mut faults = Faults::default();
     let data = DataConfig {
-        source: word(values, "data.source")?,
+        source: word_or_default(values, "data.source", &mut faults),
         paths: values.texts("data.paths"),
         weights: values.floats("data.weights"),
         validation_paths: values.texts("data.validation_paths"),
-        validation_sets: validation_sets(values)?,
+        validation_sets: faults.or_default(validation_sets(values)),
         field: values.text("data.field").unwrap_or("text").to_owned(),
         validation: values.float("data.validation").expect("has a default"),
         masks: values.bool("data.masks").expect("has a default"),
         eod: values.bool("data.eod").expect("has a default"),
-        seed: values.need("data.seed")? as u64,
-        packing: if values.text("data.packing").is_some() { word(values, "data.packing")? } else { Packing::Stream },
+        seed: values.seed("data.seed"),
+        packing: match values.text("data.packing") {
+            Some(_) => faults.take(word(values, "data.packing")).unwrap_or(Packing::Stream),
+            None => Packing::Stream,
+        },
         tokenizer: values.text("data.tokenizer").map(str::to_owned),
-        vocab: model.vocab,
+        vocab: vocab.unwrap_or_default(),
     };
     let needed = 256 + usize::from(data.eod);
-    if data.source != Source::Tokens && model.vocab < needed {
-        return Err(SpecError::law(
-            format!("byte-level text needs model.vocab >= {needed}, but it is {}", model.vocab),
+    if let Some(vocab) = vocab
+        && data.source != Source::Tokens
+        && vocab < needed
+    {
+        faults.add(SpecError::law(
+            format!("byte-level text needs model.vocab >= {needed}, but it is {vocab}"),
             format!("256 bytes, data.eod = {} adds {}", data.eod, needed - 256),
             format!("set model.vocab to {needed}{}", if data.eod { ", or data.eod to false" } else { "" }),
         ));
@@ -479,27 +548,27 @@ pub(crate) fn data(values: &Values, model: &Model) -> Result<DataConfig, SpecErr
         Source::Austen | Source::Cargo | Source::Synthetic => "",
     };
     if !what.is_empty() && data.paths.is_empty() {
-        return Err(SpecError::Missing {
+        faults.add(SpecError::Missing {
             key: "data.paths".into(),
             hint: format!("data.source = \"{}\" reads it: set it to {what}", data.source),
         });
     }
-    mixture(&data, !what.is_empty())?;
+    faults.take(mixture(&data, !what.is_empty()));
     if data.packing == Packing::BestFit && !data.masks {
-        return Err(SpecError::law(
+        faults.add(SpecError::law(
             "data.packing = \"bestfit\" keeps documents apart, so it needs data.masks = true",
             "data.masks false",
             "set data.masks to true, or data.packing to \"stream\"",
         ));
     }
     if !(0.0..1.0).contains(&data.validation) {
-        return Err(SpecError::law(
+        faults.add(SpecError::law(
             format!("data.validation = {} is not a share of the text", data.validation),
             format!("data.validation {}", data.validation),
             "set it to at least 0 and below 1, such as 0.05",
         ));
     }
-    Ok(data)
+    faults.end(data)
 }
 
 /// The law of `data.weights`.

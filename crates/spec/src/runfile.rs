@@ -4,76 +4,79 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use toml::Value;
 
+use crate::document::{self, Origin, Place};
 use crate::error::SpecError;
+use crate::faults::Faults;
 use crate::hf::HfConfig;
-use crate::keys::{COUNT_MAX, KEYS, Key, Kind, key, sections};
+use crate::keys::{KEYS, Key, key, named, sections};
 use crate::model::{PRESETS, preset_names};
+use crate::typed::typed;
 
 /// Every set key with its value and where it came from.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct Values {
-    set: BTreeMap<&'static str, (Value, String)>,
+    set: BTreeMap<&'static str, (Value, Origin)>,
     /// Keys whose value was written, and is another than the one beneath it: the default, a preset's, a folder's.
     asked: BTreeSet<&'static str>,
+    /// Keys that were set to what they do not take, or may be meant by an unknown key: it is not told that they are unset.
+    meant: BTreeSet<&'static str>,
 }
 
 impl Values {
-    /// Reads `text` (a run file named `name`), then `sets` (`key=value`, the last wins), over presets and defaults.
-    ///
-    /// # Errors
-    /// Broken TOML, unknown or mistyped keys, an unknown preset.
-    pub fn parse(text: &str, name: &str, sets: &[String]) -> Result<Self, SpecError> {
+    /// Reads `text` (a run file named `name`), then `sets` (`key=value`, the last wins), over presets and defaults. What is
+    /// wrong goes to `faults`: broken TOML, unknown or mistyped keys, an unknown preset. None: the file is not TOML.
+    pub(crate) fn read(text: &str, name: &str, sets: &[String], faults: &mut Faults) -> Option<Self> {
         let mut written = Self::default();
-        let syntax = |path: &str, e: toml::de::Error| SpecError::Syntax { path: path.into(), message: e.to_string() };
-        let table: toml::Table = text.parse().map_err(|e| syntax(name, e))?;
-        written.take("", &table, name)?;
-        for set in sets {
-            let origin = format!("--set {set}");
-            let Some((path, value)) = set.split_once('=') else {
-                return Err(SpecError::Syntax {
-                    path: origin,
-                    message: "expected key=value, such as layout.dp=2".into(),
-                });
-            };
-            // A bare word is a text: `layout.schedule=gpipe` needs no quotes.
-            let value = format!("v = {value}")
-                .parse::<toml::Table>()
-                .map_or_else(|_| Value::String(value.into()), |mut t| t.remove("v").expect("just written"));
-            written.put(path.trim(), value, &origin)?;
+        let in_file = document::file(text, name, faults);
+        let is_toml = in_file.is_some();
+        for entry in in_file.into_iter().flatten().chain(document::sets(sets, faults)) {
+            written.put(&entry.path, entry.value, entry.origin).unwrap_or_else(|e| faults.add(e));
+        }
+        if !is_toml {
+            return None;
         }
         let mut all = Self::default();
         for known in KEYS.iter().filter(|k| !k.default.is_empty()) {
             let mut table: toml::Table = format!("v = {}", known.default).parse().expect("defaults are TOML");
-            all.put(known.path, table.remove("v").expect("just written"), "default")?;
+            let value = table.remove("v").expect("just written");
+            all.put(known.path, Ok(value), Origin::other("default")).unwrap_or_else(|e| faults.add(e));
+        }
+        for shape in ["model.preset", "model.from"] {
+            if written.meant.contains(shape) {
+                all.meant.extend(model_keys());
+            }
         }
         if let Some(preset) = written.text("model.preset") {
-            let Some((_, shape)) = PRESETS.iter().find(|(name, _)| *name == preset) else {
-                return Err(SpecError::WrongType {
-                    key: "model.preset".into(),
-                    given: format!("{preset:?}"),
-                    origin: written.set["model.preset"].1.clone(),
-                    expected: format!("one of {}", preset_names()),
-                });
-            };
-            let names = ["hidden", "layers", "heads", "kv_heads", "head_dim", "ffn", "vocab"];
-            for (field, value) in names.iter().zip(shape) {
-                all.put(&format!("model.{field}"), Value::Integer(*value as i64), &format!("preset {preset}"))?;
+            match PRESETS.iter().find(|(name, _)| *name == preset) {
+                Some((_, shape)) => {
+                    let names = ["hidden", "layers", "heads", "kv_heads", "head_dim", "ffn", "vocab"];
+                    let shape = names.into_iter().zip(shape).map(|(name, n)| (name, Value::Integer(*n as i64)));
+                    all.put_model(shape, &format!("preset {preset}"), faults);
+                }
+                None => {
+                    faults.add(written.refuse("model.preset", format!("one of {}", preset_names())));
+                    all.meant.extend(model_keys());
+                }
             }
         }
         if let Some(folder) = written.text("model.from") {
-            all.take_hf(folder)?;
+            all.take_hf(folder, faults);
         }
         let beneath = |key: &str| all.set.get(key).map(|(value, _)| value);
         let asked = written.set.iter().filter(|(key, (value, _))| beneath(key) != Some(value));
         all.asked = asked.map(|(key, _)| *key).collect();
         all.set.append(&mut written.set);
-        Ok(all)
+        all.meant.append(&mut written.meant);
+        Some(all)
     }
 
     /// The shape of the model in a Hugging Face folder.
-    fn take_hf(&mut self, folder: &str) -> Result<(), SpecError> {
+    fn take_hf(&mut self, folder: &str, faults: &mut Faults) {
         let path = std::path::Path::new(folder).join("config.json");
-        let model = HfConfig::read(&path)?.model;
+        let Some(HfConfig { model, .. }) = faults.take(HfConfig::read(&path)) else {
+            self.meant.extend(model_keys());
+            return;
+        };
         let sizes = [
             ("hidden", model.hidden),
             ("layers", model.layers),
@@ -101,45 +104,57 @@ impl Values {
                 ("aux_scope", Value::String(moe.aux_scope.to_string())),
             ]);
         }
-        let origin = path.display().to_string();
-        fields.into_iter().try_for_each(|(field, value)| self.put(&format!("model.{field}"), value, &origin))
+        self.put_model(fields, &path.display().to_string(), faults);
     }
 
-    fn take(&mut self, section: &str, table: &toml::Table, name: &str) -> Result<(), SpecError> {
-        for (field, value) in table {
-            let path = if section.is_empty() { field.clone() } else { format!("{section}.{field}") };
-            let known = section.is_empty() && sections().any(|s| s == field);
-            match value {
-                Value::Table(inner) if section.is_empty() => {
-                    self.take(&path, inner, name)?;
-                    if inner.is_empty() && !known {
-                        return Err(unknown_section(field, name));
-                    }
-                }
-                _ if known => {
-                    return Err(SpecError::WrongType {
-                        key: path,
-                        given: value.to_string(),
-                        origin: name.into(),
-                        expected: format!("a section, such as [{field}]"),
-                    });
-                }
-                _ => self.put(&path, value.clone(), name)?,
-            }
+    /// Keys of `[model]` that come from elsewhere.
+    fn put_model<'a>(&mut self, fields: impl IntoIterator<Item = (&'a str, Value)>, origin: &str, faults: &mut Faults) {
+        for (field, value) in fields {
+            let put = self.put(&format!("model.{field}"), Ok(value), Origin::other(origin));
+            put.unwrap_or_else(|e| faults.add(e));
         }
-        Ok(())
     }
 
-    fn put(&mut self, path: &str, value: Value, origin: &str) -> Result<(), SpecError> {
-        let known = key(path).ok_or_else(|| unknown(path, origin))?;
-        let value = typed(known, value).map_err(|given| SpecError::WrongType {
+    fn put(&mut self, path: &str, value: Result<Value, String>, origin: Origin) -> Result<(), SpecError> {
+        let wrong = |given: String, expected: String| SpecError::WrongType {
             key: path.into(),
             given,
-            origin: origin.into(),
-            expected: known.kind.expected().into(),
-        })?;
-        self.set.insert(known.path, (value, origin.into()));
-        Ok(())
+            origin: origin.clone(),
+            expected,
+        };
+        let Some(known) = key(path) else {
+            if sections().any(|section| section == path) {
+                let given = value.map_or_else(|given| given, |value| value.to_string());
+                return Err(wrong(given, format!("a section, such as [{path}]")));
+            }
+            let nearest = nearest(path);
+            self.meant.insert(nearest);
+            let hint = format!("did you mean `{nearest}`?");
+            return Err(SpecError::UnknownKey { key: path.into(), origin, hint });
+        };
+        match typed(known, value) {
+            Ok(value) => {
+                self.set.insert(known.path, (value, origin));
+                Ok(())
+            }
+            Err(given) => {
+                self.meant.insert(known.path);
+                Err(wrong(given, known.kind.expected().into()))
+            }
+        }
+    }
+
+    /// Where a sentence's keys were set, in the order in which it names them; those that a person set come first.
+    pub(crate) fn places(&self, sentence: &str) -> Vec<(&'static str, &Origin)> {
+        let place = |key: &'static str| self.set.get(key).map(|(_, origin)| (key, origin));
+        let mut places: Vec<_> = named(sentence).filter_map(place).collect();
+        places.sort_by_key(|(_, origin)| origin.place() == Place::Other);
+        places
+    }
+
+    /// A person may have meant to set it.
+    pub(crate) fn is_meant(&self, key: &str) -> bool {
+        self.meant.contains(key)
     }
 
     /// True if somebody wrote a value for `path` that it would not have without that.
@@ -160,12 +175,20 @@ impl Values {
 
     /// True if somebody gave the value: it is not a default.
     pub fn is_given(&self, path: &str) -> bool {
-        self.set.get(path).is_some_and(|(_, origin)| origin != "default")
+        self.set.get(path).is_some_and(|(_, origin)| origin.to_string() != "default")
     }
 
     /// A count, if set.
     pub fn int(&self, path: &str) -> Option<usize> {
         self.set.get(path).and_then(|(v, _)| v.as_integer()).map(|n| n as usize)
+    }
+
+    /// A seed that has a default.
+    pub fn seed(&self, path: &str) -> u64 {
+        let value = self.set.get(path).map(|(v, _)| v);
+        // One that TOML's numbers have no room for is a text.
+        let large = |v: &Value| v.as_str().and_then(|text| text.parse().ok());
+        value.and_then(|v| v.as_integer().map(|n| n as u64).or_else(|| large(v))).unwrap_or_default()
     }
 
     /// A number, if set.
@@ -203,8 +226,11 @@ impl Values {
 
     /// The error for a value of the right kind that is not one of the words it may be.
     pub fn refuse(&self, path: &str, expected: String) -> SpecError {
-        let (value, origin) = &self.set[path];
-        SpecError::WrongType { key: path.into(), given: value.to_string(), origin: origin.clone(), expected }
+        let (given, origin) = match self.set.get(path) {
+            Some((value, origin)) => (value.to_string(), origin.clone()),
+            None => ("unset".into(), Origin::other("default")),
+        };
+        SpecError::WrongType { key: path.into(), given, origin, expected }
     }
 
     /// The resolved run file: every set key, with the origin of its value as a comment.
@@ -223,7 +249,7 @@ impl Values {
         for known in KEYS.iter().filter(|k| which(k)) {
             let Some((value, origin)) = self.set.get(known.path) else { continue };
             // A comment ends with its line.
-            let origin = origin.replace(|c: char| c.is_control(), " ");
+            let origin = origin.to_string().replace(|c: char| c.is_control(), " ");
             let (in_section, field) = known.path.split_once('.').expect("every key has a section");
             if in_section != section {
                 section = in_section;
@@ -255,56 +281,8 @@ pub fn settled(definition: &str) -> String {
     out
 }
 
-fn typed(known: &Key, value: Value) -> Result<Value, String> {
-    let given = value.to_string();
-    let fits = match (known.kind, value) {
-        (Kind::IntOrAuto, Value::String(s)) if s == "auto" => Value::String(s),
-        (Kind::Int | Kind::IntOrAuto, Value::Integer(n)) if (0..=COUNT_MAX).contains(&n) => Value::Integer(n),
-        (Kind::Int | Kind::IntOrAuto, Value::String(s)) => {
-            Value::Integer(suffixed(&s).filter(|n| *n <= COUNT_MAX).ok_or(given)?)
-        }
-        (Kind::Seed, Value::Integer(n)) if n >= 0 => Value::Integer(n),
-        (Kind::Float, Value::Float(x)) if x.is_finite() => Value::Float(x),
-        (Kind::Float, Value::Integer(n)) => Value::Float(n as f64),
-        (Kind::Bool, Value::Boolean(b)) => Value::Boolean(b),
-        (Kind::Text, Value::String(s)) => Value::String(s),
-        // `--set layout.schedule=1f1b` reads as a word, a lone digit would not.
-        (Kind::Texts, Value::Array(a)) if a.iter().all(Value::is_str) => Value::Array(a),
-        (Kind::Ints, Value::Array(a)) if a.iter().all(is_count) => Value::Array(a),
-        (Kind::Floats, Value::Array(a)) => {
-            let float = |v| match v {
-                Value::Float(x) if x.is_finite() => Some(Value::Float(x)),
-                Value::Integer(n) => Some(Value::Float(n as f64)),
-                _ => None,
-            };
-            Value::Array(a.into_iter().map(float).collect::<Option<_>>().ok_or(given)?)
-        }
-        _ => return Err(given),
-    };
-    Ok(fits)
-}
-
-fn is_count(value: &Value) -> bool {
-    value.as_integer().is_some_and(|n| (0..=COUNT_MAX).contains(&n))
-}
-
-fn suffixed(text: &str) -> Option<i64> {
-    let digits = text.trim_end_matches(|c: char| c.is_ascii_alphabetic());
-    let scale: i64 = match &text[digits.len()..] {
-        "" => 1,
-        "K" => 1_000,
-        "M" => 1_000_000,
-        "G" => 1_000_000_000,
-        "T" => 1_000_000_000_000,
-        "Ki" => 1 << 10,
-        "Mi" => 1 << 20,
-        "Gi" => 1 << 30,
-        _ => return None,
-    };
-    digits.parse::<i64>().ok().filter(|n| *n >= 0)?.checked_mul(scale)
-}
-
-fn unknown(path: &str, origin: &str) -> SpecError {
+/// The key that a person may have meant by one that there is not.
+fn nearest(path: &str) -> &'static str {
     let name = |full: &str| full.rsplit('.').next().unwrap_or(full).to_owned();
     let nearest = KEYS.iter().map(|k| k.path).max_by(|a, b| {
         let near = |k: &str| strsim::jaro_winkler(k, path).max(0.95 * strsim::jaro_winkler(&name(k), &name(path)));
@@ -312,15 +290,18 @@ fn unknown(path: &str, origin: &str) -> SpecError {
         let alike = |k: &str| k.bytes().zip(path.bytes()).take_while(|(a, b)| a == b).count();
         near(a).total_cmp(&near(b)).then_with(|| alike(a).cmp(&alike(b)))
     });
-    let hint = format!("did you mean `{}`?", nearest.expect("the table is not empty"));
-    SpecError::UnknownKey { key: path.into(), origin: origin.into(), hint }
+    nearest.expect("the table is not empty")
 }
 
-fn unknown_section(section: &str, origin: &str) -> SpecError {
+pub(crate) fn unknown_section(section: &str, origin: &Origin) -> SpecError {
     let near = |s: &str| strsim::jaro_winkler(s, section);
     let nearest = sections().max_by(|a, b| near(a).total_cmp(&near(b))).expect("the table is not empty");
     let hint = format!("did you mean `{nearest}`?");
-    SpecError::UnknownKey { key: section.into(), origin: origin.into(), hint }
+    SpecError::UnknownKey { key: section.into(), origin: origin.clone(), hint }
+}
+
+fn model_keys() -> impl Iterator<Item = &'static str> {
+    KEYS.iter().map(|k| k.path).filter(|path| path.starts_with("model."))
 }
 
 fn missing(path: &str) -> SpecError {

@@ -1,43 +1,45 @@
 //! The validity law of `[train]`.
 
 use crate::error::SpecError;
+use crate::faults::Faults;
 use crate::run::{LrSchedule, TrainConfig};
 
-/// Refuses what cannot be trained with; names the key, its range and a usual value.
+/// Refuses what cannot be trained with; each law names the key, its range and a usual value.
 pub(crate) fn check(train: &TrainConfig) -> Result<(), SpecError> {
     let TrainConfig { steps, warmup, decay, schedule, .. } = *train;
-    if steps == 0 {
-        return Err(SpecError::law("train.steps = 0", "steps count from 1", "set train.steps to at least 1"));
-    }
+    let mut faults = Faults::default();
     let factors = format!(
         "schedule {schedule}, steps {steps}, warmup {warmup}, decay {decay}, patience {}, eval_every {}",
         train.patience, train.eval_every
     );
-    let law = |what: String, remedy: &str| Err(SpecError::law(what, factors.clone(), remedy));
-    if warmup + decay > steps {
+    let mut law = |what: String, remedy: &str| faults.law(what, factors.clone(), remedy);
+    if steps == 0 {
+        law("train.steps = 0: steps count from 1".into(), "set train.steps to at least 1");
+    } else if warmup + decay > steps {
         let parts = if decay == 0 {
             format!("train.warmup = {warmup} is")
         } else {
             format!("train.warmup = {warmup} and train.decay = {decay} are")
         };
         let what = format!("{parts} longer than the run: train.steps = {steps}");
-        return law(what, "lower them, or raise train.steps");
+        law(what, "lower them, or raise train.steps");
     }
     if schedule == LrSchedule::Wsd && decay == 0 {
-        let what = "train.schedule = wsd needs its last line".into();
-        return law(what, "set train.decay, such as a tenth of train.steps");
+        let what = "train.schedule = wsd needs its last line, train.decay".into();
+        law(what, "set train.decay, such as a tenth of train.steps");
     }
     if schedule == LrSchedule::Rsqrt && warmup == 0 {
-        return law("train.schedule = rsqrt falls from the end of the warm-up".into(), "set train.warmup");
+        law("train.schedule = rsqrt falls from the end of train.warmup".into(), "set train.warmup");
     }
     if train.patience > 0 && train.eval_every == 0 {
-        let what = "train.patience counts validations, and there are none before the end".into();
-        return law(what, "set train.eval_every");
+        let what = "train.patience counts validations, and train.eval_every = 0 makes none before the end".into();
+        law(what, "set train.eval_every");
     }
-    rates(train)
+    rates(train, &mut faults);
+    faults.end(())
 }
 
-fn rates(train: &TrainConfig) -> Result<(), SpecError> {
+fn rates(train: &TrainConfig, faults: &mut Faults) {
     let share = "at least 0 and below 1";
     let temperature = f64::from(train.sample.temperature);
     let ranges = [
@@ -50,12 +52,19 @@ fn rates(train: &TrainConfig) -> Result<(), SpecError> {
         ("train.clip", train.clip, train.clip >= 0.0, "at least 0 (0: none)", "1"),
         ("train.sample_temperature", temperature, temperature >= 0.0, "at least 0", "0.8"),
     ];
-    match ranges.into_iter().find(|(_, _, fits, ..)| !fits) {
-        None => Ok(()),
-        Some((key, value, _, range, usual)) => Err(SpecError::law(
+    for (key, value, _, range, usual) in ranges.into_iter().filter(|(_, _, fits, ..)| !fits) {
+        faults.law(
             format!("{key} = {value} is out of range: it must be {range}"),
             format!("{key} {value}"),
             format!("set {key} to such as {usual}, or leave it unset"),
-        )),
+        );
+    }
+    let (lr, lr_min) = (train.lr, train.lr_min);
+    if lr_min > lr && lr >= 0.0 {
+        faults.law(
+            format!("train.lr_min = {lr_min} is above train.lr = {lr}: the rate would rise to its minimum"),
+            format!("train.schedule {}, train.lr {lr}, train.lr_min {lr_min}", train.schedule),
+            format!("set train.lr_min to at most {lr}, or leave it unset (0), or raise train.lr"),
+        );
     }
 }

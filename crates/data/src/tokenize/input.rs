@@ -63,7 +63,10 @@ pub(super) fn list(inputs: &[String]) -> Result<(Vec<File>, Kinds), DataError> {
         let found = glob::glob(input).map_err(|e| DataError::Glob { pattern: input.clone(), what: e.to_string() })?;
         let before = paths.len();
         for path in found {
-            let path = path.map_err(|e| Wrapping::None.fail(&e.path().to_owned(), KEY, e.into()))?;
+            let path = path.map_err(|e| {
+                let path = e.path().to_path_buf();
+                Wrapping::None.fail(&path, KEY, e.into())
+            })?;
             paths.extend(list::files(&path, KEY, &mut kinds)?);
         }
         if paths.len() == before {

@@ -2,14 +2,12 @@
 
 use std::ops::Range;
 
-use super::{Layout, LayoutRequest, Offload, Transport};
+use super::{Layout, LayoutRequest, Transport};
 use crate::error::SpecError;
+use crate::faults::Faults;
 use crate::grid::{Accumulate, Grid};
 use crate::model::{Model, divisors};
-use crate::schedule::{Recompute, Schedule};
-
-/// Most threads of a rank: beyond any host's cores, and few enough to start.
-const THREADS_MAX: usize = 1024;
+use crate::schedule::Recompute;
 
 /// The validity law, with its operands.
 #[derive(Clone, Copy)]
@@ -20,13 +18,88 @@ pub(super) struct Law<'a> {
 }
 
 impl Law<'_> {
-    /// The layout that obeys it, on a machine with `cores`.
+    /// The layout that obeys it, on a machine with `cores`. What follows from another broken law is not told.
     pub fn resolve(&self, cores: usize) -> Result<Layout, SpecError> {
         let (law, Law { request, grid, model }) = (self, *self);
-        law.positive()?;
         let LayoutRequest { dp, cp, tp, pp, schedule, zero, .. } = *request;
+        let mut faults = Faults::default();
+        faults.take(request.check());
+        if request.has_zero() {
+            // Nothing is counted with it.
+            return faults.give(None);
+        }
+        let fit = faults.find(|faults| law.axes(faults));
+        let vpp = faults.take(law.chunks_per_rank());
+        faults.take(law.whole_gradients());
+        let shard = if fit { faults.take(law.shard_group()) } else { None };
+        let cells = if fit {
+            faults.take(law.split("layout.cells", request.cells.as_deref(), dp, grid.dp, "data cells"))
+        } else {
+            None
+        };
+        let group = cells.as_ref().and_then(|cells| faults.take(law.groups(cells)));
+        if let Some(cells) = &cells {
+            faults.take(law.orders(cells));
+        }
+        let stages = vpp.and_then(|vpp| {
+            faults.take(law.split("layout.stages", request.stages.as_deref(), pp * vpp, model.layers, "layers"))
+        });
+        let world = dp.saturating_mul(cp).saturating_mul(tp).saturating_mul(pp);
+        if let Some(per_host) = request.ranks_per_host
+            && fit
+            && !world.is_multiple_of(per_host)
+        {
+            faults.add(law.broken(
+                format!("cluster.ranks_per_host = {per_host} does not divide the {world} ranks"),
+                format!("set cluster.ranks_per_host to one of {:?}, or leave it unset", divisors(world)),
+            ));
+        }
+        let recompute = faults.take(law.recompute());
+        let made = || {
+            let placement = match (&request.orders, vpp?) {
+                (Some(orders), _) => orders.placement.clone(),
+                (None, vpp) => schedule.placement(pp, vpp),
+            };
+            let LayoutRequest { transport, pin, exchange_timeout_ms, .. } = *request;
+            Some(Layout {
+                dp,
+                cp,
+                group: group?,
+                tp,
+                pp,
+                vpp: vpp?,
+                schedule,
+                orders: request.orders.clone(),
+                placement,
+                recompute: recompute?,
+                zero,
+                shard: shard?,
+                reshard: request.reshard,
+                offload: request.offload,
+                offload_folder: request.offload_folder.clone(),
+                keep_packed: request.keep_packed,
+                tp_overlap: request.tp_overlap,
+                tp_pairs: request.tp_pairs,
+                mirror: request.mirror.unwrap_or(transport != Transport::Threads),
+                threads: request.threads.unwrap_or(if world == 1 { cores.max(1) } else { 1 }),
+                transport,
+                pin,
+                exchange_timeout_ms,
+                cells: cells?,
+                stages: stages?,
+                ranks_per_host: request.ranks_per_host,
+            })
+        };
+        let layout = if faults.is_empty() { made() } else { None };
+        faults.give(layout)
+    }
+
+    /// Each axis fits the grid.
+    fn axes(&self, faults: &mut Faults) {
+        let Law { grid, model, .. } = *self;
+        let LayoutRequest { dp, cp, tp, .. } = *self.request;
         if dp > grid.dp {
-            return Err(law.broken(
+            faults.add(self.broken(
                 format!("layout.dp = {dp} needs at least {dp} data cells, but grid.dp = {}", grid.dp),
                 format!(
                     "set layout.dp to at most {}, or raise grid.dp (a divisor of the {} microbatches of a step; it changes the numbers)",
@@ -36,7 +109,7 @@ impl Law<'_> {
             ));
         }
         if !grid.cp.is_multiple_of(cp) {
-            return Err(law.broken(
+            faults.add(self.broken(
                 format!("layout.cp = {cp} does not divide grid.cp = {}", grid.cp),
                 format!(
                     "set layout.cp to one of {:?}, or raise grid.cp to a multiple of {cp} (it changes the numbers)",
@@ -45,87 +118,23 @@ impl Law<'_> {
             ));
         }
         if !grid.tp.is_multiple_of(tp) {
-            let more = if tp > grid.tp && model.kv_heads.is_multiple_of(tp) {
-                format!(", or raise grid.tp to {tp} (it changes the numbers)")
-            } else {
-                String::new()
-            };
-            return Err(law.broken(
-                format!("layout.tp = {tp} does not divide grid.tp = {}", grid.tp),
-                format!("set layout.tp to one of {:?}{more}", divisors(grid.tp)),
-            ));
-        }
-        let vpp = law.chunks_per_rank()?;
-        let shard = law.shard_group()?;
-        let cells = law.split("layout.cells", request.cells.as_deref(), dp, grid.dp, "data cells")?;
-        let group = law.groups(&cells)?;
-        law.orders(&cells)?;
-        let stages = law.split("layout.stages", request.stages.as_deref(), pp * vpp, model.layers, "layers")?;
-        let world = dp * cp * tp * pp;
-        if let Some(per_host) = request.ranks_per_host
-            && !world.is_multiple_of(per_host)
-        {
-            return Err(law.broken(
-                format!("cluster.ranks_per_host = {per_host} does not divide the {world} ranks"),
-                format!("set cluster.ranks_per_host to one of {:?}, or leave it unset", divisors(world)),
-            ));
-        }
-        let recompute = law.recompute()?;
-        let placement = match &request.orders {
-            Some(orders) => orders.placement.clone(),
-            None => schedule.placement(pp, vpp),
-        };
-        let threads = request.threads.unwrap_or(if world == 1 { cores.max(1) } else { 1 });
-        if request.mirror == Some(true) && request.transport == Transport::Threads && world > 1 {
-            return Err(law.broken(
-                "layout.mirror = true asks for a second process to keep state, but layout.transport = threads runs all ranks in one".into(),
-                "set layout.transport to shm or tcp, or leave layout.mirror unset".into(),
-            ));
-        }
-        if request.tp_pairs && (tp == 1 || pp > 1 || zero == 3) {
-            return Err(law.broken(
-                "layout.tp_pairs = true pairs microbatches of one stage whose parameters stay: it needs layout.tp > 1, layout.pp = 1 and layout.zero < 3".into(),
-                "set layout.tp_pairs = false, or change these".into(),
-            ));
-        }
-        if let (Offload::None, Some(folder)) = (request.offload, &request.offload_folder) {
-            return Err(law.broken(
-                format!(
-                    "layout.offload_folder = {:?}, but layout.offload = none puts nothing there",
-                    folder.display().to_string()
+            // The law of the grid, except of the length of sequences, which can be changed with it.
+            let cut =
+                [model.heads, model.kv_heads, if model.moe.is_some() { 0 } else { model.ffn }, model.vocab_padded()];
+            let possible =
+                |n: &usize| *n > grid.tp && n.is_multiple_of(tp) && cut.iter().all(|size| size.is_multiple_of(*n));
+            let raise = match divisors(model.kv_heads).into_iter().find(possible) {
+                Some(n) => format!(", or raise grid.tp to {n} (it changes the numbers)"),
+                None => format!(
+                    ", or raise grid.tp to a multiple of {tp} (it changes the numbers) in a model whose heads, kv_heads and ffn it divides: this one has {}, {} and {}",
+                    model.heads, model.kv_heads, model.ffn
                 ),
-                "set layout.offload to optimizer, activations or both, or leave layout.offload_folder unset".into(),
+            };
+            faults.add(self.broken(
+                format!("layout.tp = {tp} does not divide grid.tp = {}", grid.tp),
+                format!("set layout.tp to one of {:?}{raise}", divisors(grid.tp)),
             ));
         }
-        let LayoutRequest { transport, pin, exchange_timeout_ms, .. } = *request;
-        Ok(Layout {
-            dp,
-            cp,
-            group,
-            tp,
-            pp,
-            vpp,
-            schedule,
-            orders: request.orders.clone(),
-            placement,
-            recompute,
-            zero,
-            shard,
-            reshard: request.reshard,
-            offload: request.offload,
-            offload_folder: request.offload_folder.clone(),
-            keep_packed: request.keep_packed,
-            tp_overlap: request.tp_overlap,
-            tp_pairs: request.tp_pairs,
-            mirror: request.mirror.unwrap_or(transport != Transport::Threads),
-            threads,
-            transport,
-            pin,
-            exchange_timeout_ms,
-            cells,
-            stages,
-            ranks_per_host: request.ranks_per_host,
-        })
     }
 
     fn broken(&self, what: String, remedy: String) -> SpecError {
@@ -153,45 +162,12 @@ impl Law<'_> {
         SpecError::law(what, factors, remedy)
     }
 
-    fn positive(&self) -> Result<(), SpecError> {
-        let r = self.request;
-        let keys = [
-            ("layout.dp", Some(r.dp)),
-            ("layout.cp", Some(r.cp)),
-            ("layout.tp", Some(r.tp)),
-            ("layout.pp", Some(r.pp)),
-            ("layout.vpp", r.vpp),
-            ("layout.shard", r.shard),
-            ("layout.threads", r.threads),
-            ("layout.exchange_timeout_ms", Some(r.exchange_timeout_ms)),
-            ("cluster.ranks_per_host", r.ranks_per_host),
-        ];
-        crate::guard::at_most_a_year("layout.exchange_timeout_ms", r.exchange_timeout_ms as u64)?;
-        if let Some((key, _)) = keys.into_iter().find(|(_, value)| *value == Some(0)) {
-            return Err(self.broken(format!("{key} = 0"), format!("set {key} to at least 1")));
-        }
-        match r.threads {
-            Some(threads) if threads > THREADS_MAX => Err(self.broken(
-                format!("layout.threads = {threads} is more than {THREADS_MAX}"),
-                "set layout.threads to the cores that a rank has, or leave it unset".into(),
-            )),
-            _ => Ok(()),
-        }
-    }
-
-    /// The law of `layout.zero` and `layout.shard`; the size of a shard group.
-    fn shard_group(&self) -> Result<usize, SpecError> {
-        let LayoutRequest { dp, cp, zero, shard, .. } = *self.request;
+    /// The law of `layout.zero` and `grid.accumulate`.
+    fn whole_gradients(&self) -> Result<(), SpecError> {
+        let LayoutRequest { tp, pp, zero, .. } = *self.request;
         let Grid { microbatches, accumulate, .. } = *self.grid;
-        if zero > 3 {
-            return Err(self.broken(
-                format!("layout.zero = {zero}, there are 0 to 3"),
-                "set layout.zero to 0 (replicated), 1 (sharded optimizer), 2 (gradients too) or 3 (parameters too)"
-                    .into(),
-            ));
-        }
-        if zero > 1 && accumulate == Accumulate::Local && microbatches > 1 {
-            let parameters = crate::tensors::parameters(self.model) / (self.request.tp * self.request.pp) as u64;
+        if matches!(zero, 2 | 3) && accumulate == Accumulate::Local && microbatches > 1 {
+            let parameters = crate::tensors::parameters(self.model) / tp.saturating_mul(pp) as u64;
             return Err(self.broken(
                 format!(
                     "layout.zero = {zero} shards gradients, but grid.accumulate = local adds up the {microbatches} microbatches of a cell before the sum over cells: every rank would keep its gradients whole, 4 bytes x {parameters} parameters = {:.1} MB",
@@ -200,12 +176,15 @@ impl Law<'_> {
                 "set grid.accumulate to \"reduced\" (it changes the numbers), or layout.zero to 1, or grid.microbatch so that a cell has one microbatch".into(),
             ));
         }
+        Ok(())
+    }
+
+    /// The size of a shard group, where the axes fit the grid.
+    fn shard_group(&self) -> Result<usize, SpecError> {
+        let LayoutRequest { dp, cp, zero, shard, .. } = *self.request;
         match shard {
-            None => Ok(if zero == 0 { 1 } else { dp * cp }),
-            Some(n) if zero == 0 => Err(self.broken(
-                format!("layout.shard = {n} with layout.zero = 0, which shards nothing"),
-                "set layout.zero to 1, 2 or 3, or leave layout.shard unset".into(),
-            )),
+            _ if zero == 0 => Ok(1),
+            None => Ok(dp * cp),
             Some(n) if !(dp * cp).is_multiple_of(n) => Err(self.broken(
                 format!("layout.shard = {n} does not divide layout.dp = {dp} x layout.cp = {cp}"),
                 format!("set layout.shard to one of {:?}, or leave it unset", divisors(dp * cp)),
@@ -290,18 +269,10 @@ impl Law<'_> {
         Ok(vpp)
     }
 
-    /// A schedule file fits the positions and the microbatches, and is there exactly for `layout.schedule = csv`.
+    /// A schedule file fits the positions and the microbatches.
     fn orders(&self, cells: &[Range<usize>]) -> Result<(), SpecError> {
         let r = self.request;
-        let Some(orders) = &r.orders else {
-            return match r.schedule {
-                Schedule::Csv => Err(self.broken(
-                    "layout.schedule = csv without layout.schedule_file".into(),
-                    "set layout.schedule_file to the path of the schedule".into(),
-                )),
-                _ => Ok(()),
-            };
-        };
+        let Some(orders) = &r.orders else { return Ok(()) };
         if orders.positions.len() != r.pp {
             return Err(self.broken(
                 format!("layout.schedule_file has {} lines for layout.pp = {}", orders.positions.len(), r.pp),
@@ -325,12 +296,6 @@ impl Law<'_> {
     fn recompute(&self) -> Result<Vec<Recompute>, SpecError> {
         let (r, layers) = (self.request, self.model.layers);
         let Some(chosen) = &r.recompute_layers else { return Ok(vec![r.recompute; layers]) };
-        if r.recompute == Recompute::None {
-            return Err(self.broken(
-                format!("layout.recompute_layers = {chosen:?}, but layout.recompute = none"),
-                "set layout.recompute to full or selective, or leave layout.recompute_layers unset".into(),
-            ));
-        }
         if let Some(layer) = chosen.iter().find(|layer| **layer >= layers) {
             return Err(self.broken(
                 format!("layout.recompute_layers names layer {layer}"),
