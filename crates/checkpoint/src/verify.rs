@@ -21,6 +21,8 @@ pub struct Report {
     pub files: usize,
     /// State read, bytes.
     pub bytes: u64,
+    /// Threads that read.
+    pub threads: usize,
     /// Digest of the bytes read; `None` if some are corrupt or could not be read.
     pub digest: Option<Hash>,
     /// In canonical order of tensors, then kinds.
@@ -76,7 +78,7 @@ impl Checkpoint {
         self.verify_with(1)
     }
 
-    /// [`Checkpoint::verify`] on `threads` threads.
+    /// [`Checkpoint::verify`] on at most `threads` threads: fewer where there is less to read, or the system gives none.
     pub fn verify_with(&self, threads: usize) -> Report {
         let meta = self.meta();
         let mut problems: Vec<CheckpointError> =
@@ -90,11 +92,13 @@ impl Checkpoint {
             });
             mine.collect::<Vec<_>>()
         };
-        let mut found: Vec<(usize, Found)> = std::thread::scope(|scope| {
-            let others: Vec<_> = (1..threads.min(tasks.len())).map(|_| scope.spawn(work)).collect();
+        let (mut found, threads): (Vec<(usize, Found)>, usize) = std::thread::scope(|scope| {
+            let other = |_| std::thread::Builder::new().spawn_scoped(scope, work).ok();
+            let others: Vec<_> = (1..threads.min(tasks.len())).map_while(other).collect();
+            let threads = others.len() + 1;
             let mut all = work();
             others.into_iter().for_each(|other| all.extend(other.join().expect("a check does not panic")));
-            all
+            (all, threads)
         });
         found.sort_unstable_by_key(|(at, _)| *at);
         let mut builder = DigestBuilder::of_entries(self.tensors().to_vec(), meta.numerics_version);
@@ -128,7 +132,7 @@ impl Checkpoint {
             let written = read.to_string();
             problems.push(CheckpointError::DigestDiffers { step: meta.step, written, agreed: agreed.clone() });
         }
-        Report { step: meta.step, files: self.files().len(), bytes, digest, tensors, problems }
+        Report { step: meta.step, files: self.files().len(), bytes, threads, digest, tensors, problems }
     }
 
     /// All chunks, in canonical order.

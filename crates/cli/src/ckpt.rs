@@ -35,8 +35,8 @@ enum Command {
         /// Every checkpoint of the run.
         #[arg(long)]
         all: bool,
-        /// Threads [default: all cores]
-        #[arg(long, value_name = "N")]
+        /// Threads, 1 to 1024 [default: all cores]
+        #[arg(long, value_name = "N", value_parser = crate::threads)]
         jobs: Option<usize>,
     },
     /// Compare two checkpoints tensor by tensor. Exit code 1 if they differ.

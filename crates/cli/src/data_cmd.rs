@@ -37,8 +37,8 @@ pub struct TokenizeArgs {
     /// Field of a JSON line that holds the text.
     #[arg(long, default_value = "text")]
     field: String,
-    /// Threads that encode [default: all cores]
-    #[arg(long)]
+    /// Threads that encode, 1 to 1024 [default: all cores]
+    #[arg(long, value_name = "N", value_parser = crate::threads)]
     jobs: Option<usize>,
     /// The token that ends a document [default: what tokenizer_config.json or config.json beside
     /// the tokenizer says, else one with a usual name, such as <|endoftext|>]

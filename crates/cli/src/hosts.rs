@@ -1,7 +1,7 @@
 //! `lockstep controller` and `lockstep agent`: a run on several hosts.
 
 use std::io::Write;
-use std::net::{IpAddr, SocketAddr};
+use std::net::{IpAddr, SocketAddr, TcpListener, ToSocketAddrs};
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -9,6 +9,7 @@ use std::time::Duration;
 use control::remote::client::{self, Agent, Ended};
 use control::remote::handshake::{Key, TOKEN_MIN};
 use control::remote::host_name;
+use events::Event;
 use train::TrainError;
 use train::launch::Hosts;
 
@@ -21,8 +22,8 @@ const TIME_MAX_S: u64 = spec::TIME_MAX_MS / 1000;
 pub struct ControllerArgs {
     #[command(flatten)]
     train: train_cmd::Args,
-    /// Where agents call; port 0: a free one. Another address than loopback needs a token.
-    #[arg(long, value_name = "ADDR:PORT", default_value = "127.0.0.1:7070")]
+    /// Where agents call: an address or a name of this host, and a port; port 0: a free one. Another than loopback needs a token.
+    #[arg(long, value_name = "ADDR:PORT", default_value = "127.0.0.1:7070", value_parser = here)]
     listen: SocketAddr,
     /// The secret that agents must know, at least 16 characters. It is never sent; the link is authenticated, not encrypted.
     #[arg(long, value_name = "FILE")]
@@ -49,8 +50,9 @@ pub struct AgentArgs {
     /// Most rank processes here [default: one a core]
     #[arg(long, value_name = "N")]
     ranks: Option<usize>,
-    /// Where ranks of other hosts reach those of this one [default: the address that this host has towards the controller]
-    #[arg(long, value_name = "IP")]
+    /// Where ranks of other hosts reach those of this one, an address or a name [default: the address that this host has towards
+    /// the controller]
+    #[arg(long, value_name = "ADDR", value_parser = address)]
     address: Option<IpAddr>,
     /// Ranks that come to no step while no controller can be reached are ended after so many seconds, at least 1.
     #[arg(long, value_name = "S", default_value_t = 600, value_parser = clap::value_parser!(u64).range(1..=TIME_MAX_S))]
@@ -70,12 +72,17 @@ pub fn controller(args: &ControllerArgs) -> Result<u8, TrainError> {
     let hosts = Hosts { listen: args.listen, token, count: args.hosts, standby: args.standby };
     match train_cmd::go(&args.train, Some(hosts)) {
         Err(TrainError::Over(text)) => {
-            show::line(&text);
+            args.train.show().event(&Event::Notice { text });
             Ok(0)
         }
         Err(stopped @ TrainError::Stopped(_)) => {
-            aside(&stopped.to_string());
-            Ok(stopped.exit_code() as u8)
+            let (text, code) = (stopped.to_string(), stopped.exit_code() as u8);
+            if args.train.json {
+                args.train.show().event(&Event::Notice { text });
+            } else {
+                aside(&text);
+            }
+            Ok(code)
         }
         ended => ended,
     }
@@ -145,6 +152,35 @@ fn callable(text: &str) -> Result<String, String> {
     }
 }
 
+/// An address of this host, by number or by name, with a port.
+fn here(text: &str) -> Result<SocketAddr, String> {
+    let form = "give an address or name of this host with a port, such as 10.0.0.1:7070, [::1]:7070 or localhost:7070";
+    if let Ok(address) = text.parse() {
+        return Ok(address);
+    }
+    let (name, port) = text.rsplit_once(':').filter(|(name, _)| !name.is_empty()).ok_or(form)?;
+    let port = port.parse().map_err(|_| form)?;
+    named(name).map(|address| SocketAddr::new(address, port)).map_err(|e| format!("{e}; {form}"))
+}
+
+/// An address of this host, by number or by name.
+fn address(text: &str) -> Result<IpAddr, String> {
+    text.parse().or_else(|_| named(text)).map_err(|e| format!("{e}; give one such as 10.0.0.1"))
+}
+
+/// Of the addresses that a name has, one that this host has; of the older protocol if there is one, which is what other hosts
+/// most often find behind a name.
+fn named(name: &str) -> Result<IpAddr, String> {
+    let found = (name, 0).to_socket_addrs().map_err(|e| format!("the name {name} is not known ({e})"))?;
+    let mut found: Vec<IpAddr> = found.map(|address| address.ip()).collect();
+    found.sort_by_key(IpAddr::is_ipv6);
+    let mine = |address: &&IpAddr| TcpListener::bind((**address, 0)).is_ok();
+    found.iter().find(mine).copied().ok_or_else(|| {
+        let found: Vec<_> = found.iter().map(ToString::to_string).collect();
+        format!("the name {name} is of {}, which this host does not have", found.join(", "))
+    })
+}
+
 /// The secret of a file, without white space around it; empty: none is used.
 fn token(path: Option<&Path>) -> Result<Vec<u8>, TrainError> {
     let Some(path) = path else { return Ok(Vec::new()) };
@@ -171,4 +207,21 @@ fn token(path: Option<&Path>) -> Result<Vec<u8>, TrainError> {
         )));
     }
     Ok(token)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_controller_is_given_by_number_or_by_name() {
+        assert_eq!(here("10.0.0.1:7070").unwrap().to_string(), "10.0.0.1:7070");
+        assert_eq!(here("[::1]:0").unwrap().to_string(), "[::1]:0");
+        assert_eq!(here("localhost:7070").unwrap().to_string(), "127.0.0.1:7070");
+        assert_eq!(address("localhost").unwrap().to_string(), "127.0.0.1");
+        for wrong in ["", ":7070", "localhost", "localhost:", "localhost:70700", "10.0.0.1", "::1"] {
+            assert!(here(wrong).unwrap_err().contains("localhost:7070"), "{wrong:?}");
+        }
+        assert!(here("no-such-name.invalid:7070").unwrap_err().contains("is not known"));
+    }
 }

@@ -14,15 +14,17 @@ mod reload;
 mod show;
 mod train_cmd;
 mod trouble;
+mod words;
 
-use std::io::Write;
 use std::path::PathBuf;
 use std::process::ExitCode;
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 
 use ::train::TrainError;
-use clap::{Parser, Subcommand};
+use ::train::launch::wire::{ABOUT_COMMAND, RANK_COMMAND};
+use clap::{CommandFactory, FromArgMatches, Parser, Subcommand};
+use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM, SIGXFSZ};
 
 /// Trains large language models on many machines. The grid defines the numbers; the layout
 /// only says where they are computed.
@@ -60,12 +62,6 @@ enum Command {
     Diagnose(diagnose::Args),
     /// Is this machine fit, and how fast is it.
     Doctor(doctor::Args),
-    /// A rank process; started by `train`.
-    #[command(name = ::train::launch::wire::RANK_COMMAND, hide = true)]
-    Rank,
-    /// What this binary is; asked before a run is handed over to it.
-    #[command(name = ::train::launch::wire::ABOUT_COMMAND, hide = true)]
-    About,
 }
 
 /// A run file with overrides, as every command takes them.
@@ -99,18 +95,69 @@ impl RunArgs {
     }
 }
 
-fn about() -> Result<u8, TrainError> {
-    let text = serde_json::to_string(&::train::launch::reload::about());
-    show::line(&text.map_err(|e| TrainError::Internal(e.to_string()))?);
-    Ok(0)
+/// Most threads that a person may ask for: beyond any host's cores, and few enough to start.
+const THREADS_MAX: usize = 1024;
+
+/// A number of threads.
+fn threads(text: &str) -> Result<usize, String> {
+    let count = text.parse().ok().filter(|n| (1..=THREADS_MAX).contains(n));
+    count.ok_or_else(|| format!("give 1 to {THREADS_MAX} threads, or leave it out for one a core"))
 }
 
 fn cores() -> usize {
     std::thread::available_parallelism().map_or(1, |n| n.get())
 }
 
+/// Lets these signals do nothing by themselves.
+fn outlive(signals: &[i32]) {
+    for signal in signals {
+        let _ = signal_hook::flag::register(*signal, Arc::new(AtomicBool::new(false)));
+    }
+}
+
+/// What one process of this binary says to another: no command of a person's.
+fn internal(command: Option<&str>) -> Option<ExitCode> {
+    match command {
+        Some(RANK_COMMAND) => {
+            // Ctrl-C at a terminal, its hangup, `timeout` and service managers signal every process of the group; the parent
+            // decides.
+            outlive(&[SIGINT, SIGTERM, SIGHUP]);
+            Some(ExitCode::from(::train::worker::rank_main() as u8))
+        }
+        // Asked before a run is handed over to this binary.
+        Some(ABOUT_COMMAND) => {
+            let text = serde_json::to_string(&::train::launch::reload::about()).unwrap_or_default();
+            show::line(&text);
+            Some(ExitCode::SUCCESS)
+        }
+        _ => None,
+    }
+}
+
 fn main() -> ExitCode {
-    let result = match Cli::parse().command {
+    // A file that may not grow (ulimit -f) is an error of the write that says so, not a death without a word.
+    outlive(&[SIGXFSZ]);
+    let args: Vec<_> = std::env::args_os().collect();
+    if let Some(code) = internal(args.get(1).filter(|_| args.len() == 2).and_then(|word| word.to_str())) {
+        return code;
+    }
+    let (args, json) = (words::settled(args, |path| path.exists()), words::wants_json(std::env::args_os()));
+    let parsed = Cli::command().try_get_matches_from(args).and_then(|matches| Cli::from_arg_matches(&matches));
+    let result = match parsed {
+        Ok(cli) => run(cli.command),
+        Err(error) => return words::refuse(error, &Cli::command(), json),
+    };
+    match result {
+        Ok(code) => ExitCode::from(code),
+        Err(error) => {
+            words::tell(&error, json);
+            ExitCode::from(error.exit_code() as u8)
+        }
+    }
+}
+
+fn run(command: Command) -> Result<u8, TrainError> {
+    match command {
         Command::Demo(args) => demo::run(&args),
         Command::Train(args) => train_cmd::run(&args),
         Command::Controller(args) => hosts::controller(&args),
@@ -123,21 +170,5 @@ fn main() -> ExitCode {
         Command::Goodput(args) => goodput::run(&args),
         Command::Diagnose(args) => diagnose::run(&args),
         Command::Doctor(args) => doctor::run(&args),
-        Command::About => about(),
-        Command::Rank => {
-            // Ctrl-C at a terminal, `timeout` and service managers signal every process of the group; the parent decides.
-            for signal in [signal_hook::consts::SIGINT, signal_hook::consts::SIGTERM] {
-                let _ = signal_hook::flag::register(signal, Arc::new(AtomicBool::new(false)));
-            }
-            return ExitCode::from(::train::worker::rank_main() as u8);
-        }
-    };
-    match result {
-        Ok(code) => ExitCode::from(code),
-        Err(e) => {
-            // That nobody listens must not change the exit code.
-            let _ = writeln!(std::io::stderr(), "error: {e}");
-            ExitCode::from(e.exit_code() as u8)
-        }
     }
 }

@@ -106,7 +106,16 @@ impl Show {
 fn memory(summary: &Summary) -> Option<String> {
     let largest =
         summary.ranks.iter().filter(|r| r.planned_bytes > 0 && r.peak_bytes > 0).max_by_key(|r| r.peak_bytes)?;
+    let worlds = largest.worlds;
     let [peak, base, plan] = [largest.peak_bytes, largest.base_bytes, largest.planned_bytes].map(|b| b as f64 / 1e6);
+    if worlds > 1 {
+        // State of two worlds lies side by side while it moves: the plan of one is no measure of that.
+        return Some(format!(
+            "memory: rank {} had at most {peak:.1} MB resident, in {worlds} worlds, of which the largest was planned to take {plan:.1} + process {base:.1} = {:.1} MB",
+            largest.rank,
+            plan + base
+        ));
+    }
     Some(format!(
         "memory: rank {} had at most {peak:.1} MB resident | planned {plan:.1} + process {base:.1} = {:.1} MB ({:+.1}%)",
         largest.rank,
@@ -142,8 +151,12 @@ fn text(event: &Event) -> Option<String> {
             1000.0 * s.seconds,
             s.experts.as_ref().map_or_else(String::new, load)
         ),
-        Event::Validation { step, set, loss, bits_per_byte, best, .. } => {
-            let mark = if *best { " | best" } else { "" };
+        Event::Validation { step, set, loss, bits_per_byte, best, kept, .. } => {
+            let mark = match (best, kept) {
+                (true, true) => " | best so far, its checkpoint is kept",
+                (true, false) => " | best so far, not kept (checkpoint.best)",
+                (false, _) => "",
+            };
             let set = set.as_ref().map_or(String::new(), |name| format!(" on {name}"));
             let bits = bits_per_byte.map_or(String::new(), |bits| format!(" | {bits:.3} bits per byte"));
             format!("validation{set} after step {step} | loss {loss:.4}{bits}{mark}")

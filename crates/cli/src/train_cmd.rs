@@ -5,6 +5,7 @@ use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 
 use kernels::Simd;
+use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 use train::TrainError;
 use train::launch::{self, Hosts, Request, Resuming, Window};
 use train::rank::Ended;
@@ -37,7 +38,7 @@ pub struct Args {
     resume: Option<Which>,
     /// One JSON object per line.
     #[arg(long)]
-    json: bool,
+    pub json: bool,
     /// Record a hash of every tensor each N steps; 0: never.
     #[arg(long, value_name = "N", default_value_t = 0)]
     digest_every: u64,
@@ -61,6 +62,13 @@ pub struct Args {
     /// A deliberate fault, for proofs.
     #[arg(long, hide = true)]
     mutant: Option<String>,
+}
+
+impl Args {
+    /// For what is said beside a run.
+    pub fn show(&self) -> Show {
+        Show::new(self.json, 0)
+    }
 }
 
 pub fn run(args: &Args) -> Result<u8, TrainError> {
@@ -125,16 +133,33 @@ pub fn go(args: &Args, hosts: Option<Hosts>) -> Result<u8, TrainError> {
     })
 }
 
-/// Set by SIGTERM and SIGINT.
+/// Set by SIGTERM, SIGINT and SIGHUP (the terminal or the ssh session is gone).
 pub fn stop_flag() -> Result<Arc<AtomicBool>, TrainError> {
-    let stop = Arc::new(AtomicBool::new(false));
-    for signal in [signal_hook::consts::SIGTERM, signal_hook::consts::SIGINT] {
+    let (stop, asked) = (Arc::new(AtomicBool::new(false)), Arc::new(AtomicBool::new(false)));
+    let catch = |signal: i32, flag: &Arc<AtomicBool>| {
+        signal_hook::flag::register(signal, flag.clone())
+            .map_err(|e| TrainError::Internal(format!("cannot catch signal {signal}: {e}")))
+    };
+    for signal in [SIGTERM, SIGINT] {
         // The second one ends the process at once; the ranks end with it.
-        let at_once = signal_hook::flag::register_conditional_shutdown(signal, 128 + signal, stop.clone());
-        let first = signal_hook::flag::register(signal, stop.clone());
-        at_once.and(first).map_err(|e| TrainError::Internal(format!("cannot catch signal {signal}: {e}")))?;
+        signal_hook::flag::register_conditional_shutdown(signal, 128 + signal, asked.clone())
+            .map_err(|e| TrainError::Internal(format!("cannot catch signal {signal}: {e}")))?;
+        catch(signal, &asked)?;
+        catch(signal, &stop)?;
+    }
+    // A hangup comes more than once, from the terminal and from the shell. `nohup` asks for none of this.
+    if !is_ignored(SIGHUP) {
+        catch(SIGHUP, &stop)?;
     }
     Ok(stop)
+}
+
+/// Whether this process was started with the signal ignored, as `nohup` does with SIGHUP.
+fn is_ignored(signal: i32) -> bool {
+    let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
+    let mask = status.lines().find_map(|line| line.strip_prefix("SigIgn:"));
+    let mask = mask.and_then(|mask| u64::from_str_radix(mask.trim(), 16).ok());
+    mask.is_some_and(|mask| mask >> (signal - 1) & 1 == 1)
 }
 
 /// This binary, which is also the rank.

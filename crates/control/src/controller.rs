@@ -21,7 +21,7 @@ use policy::{Input, Laws, Policy, Process, Start, Unchecked};
 use spec::Run;
 
 use crate::agent::Agents;
-use crate::fault::Fault;
+use crate::fault::{Fault, FaultKind, Moment};
 use crate::journal::{Entry, Journal};
 use crate::repair::Repairs;
 use crate::signs::Signs;
@@ -234,6 +234,15 @@ impl<'a> Controller<'a> {
         self.end.as_ref()
     }
 
+    /// The run is over under this controller: what the journal kept while the disk refused is written, or it is said that it is
+    /// not.
+    pub fn close(&mut self, observe: &mut dyn FnMut(&Event)) {
+        self.journal.close();
+        if let Some(text) = self.journal.news() {
+            observe(&Event::Notice { text });
+        }
+    }
+
     /// The run is over and well: did every fault that was asked for strike, was it seen, was it repaired?
     ///
     /// # Errors
@@ -241,6 +250,11 @@ impl<'a> Controller<'a> {
     pub fn account(&self) -> Result<(), String> {
         let size = self.members().len() as u32;
         match self.faults.iter().find(|fault| fault.there(size) && !self.repairs.has_struck(fault)) {
+            Some(fault) if fault.kind == FaultKind::KillAt(Moment::Load) => Err(format!(
+                "the injected fault never struck: {fault}: no recovery came from which step {} or a later one came next; ask for a \
+                 fault that makes one, such as kill:{}@{}",
+                fault.step, fault.rank, fault.step
+            )),
             Some(fault) => Err(format!("the injected fault never struck: {fault}")),
             None => self.repairs.account(),
         }

@@ -45,7 +45,15 @@ impl Injection {
     /// What is not understood, and every form there is.
     pub fn parse(text: &str) -> Result<Self, String> {
         let mut out = Self::default();
-        let mut parts = text.split(',').map(str::trim).filter(|part| !part.is_empty()).peekable();
+        // Nothing at all is what a script passes that wants none.
+        if text.trim().is_empty() {
+            return Ok(out);
+        }
+        // A part that is empty may be a fault that somebody forgot.
+        if text.split(',').any(|part| part.trim().is_empty()) {
+            return Err(unclear(&format!("{text:?} has an empty part")));
+        }
+        let mut parts = text.split(',').map(str::trim).peekable();
         while let Some(part) = parts.next() {
             if let Some(rest) = part.strip_prefix("random:") {
                 // Its operands have a comma between them.
@@ -61,10 +69,6 @@ impl Injection {
             } else {
                 out.faults.push(fault(part).ok_or_else(|| unclear(part))?);
             }
-        }
-        // Nothing at all is what a script passes that wants none.
-        if out.is_empty() && !text.is_empty() {
-            return Err(unclear(&format!("{text:?}")));
         }
         Ok(out)
     }
@@ -301,7 +305,7 @@ mod tests {
         assert_eq!(read.clock, [(4, 3600), (5, -60)]);
         let jump = fault(1, 4, FaultKind::Clock { seconds: 3600 });
         assert_eq!((read.of_ranks(2).len(), read.of_ranks(2)[14]), (17, jump));
-        assert!(Injection::parse("").unwrap().is_empty());
+        assert!(Injection::parse("").unwrap().is_empty() && Injection::parse(" ").unwrap().is_empty());
     }
 
     #[test]
@@ -324,6 +328,10 @@ mod tests {
             "clock:+0@4",
             "clock:+x@4",
             ",",
+            "kill:1@3,,",
+            "kill:1@3,",
+            ",kill:1@3",
+            "kill:1@3, ,stop:0@4",
         ];
         for text in wrong {
             let error = Injection::parse(text).unwrap_err();

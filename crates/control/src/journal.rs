@@ -151,6 +151,21 @@ impl Journal {
         }
     }
 
+    /// Writes what was kept, at the end of the run: nobody tries again.
+    pub fn close(&mut self) {
+        if self.kept.is_empty() {
+            return;
+        }
+        self.flush();
+        let lines = self.kept.iter().filter(|byte| **byte == b'\n').count();
+        if lines > 0 {
+            self.news = Some(format!(
+                "the last {lines} lines of the journal {} are NOT on disk, which refuses them to the end; checkpoints are not concerned",
+                self.path.display()
+            ));
+        }
+    }
+
     fn flush(&mut self) {
         match self.append() {
             Ok(()) => {
@@ -255,6 +270,28 @@ mod tests {
         let all: Vec<_> = (1..5).map(step).collect();
         assert_eq!((Journal::read(&path).unwrap(), journal.entries().unwrap()), (all.clone(), all));
         std::fs::remove_dir_all(&folder).unwrap();
+    }
+
+    #[test]
+    fn at_the_end_what_was_kept_is_written_or_it_is_said_that_it_is_not() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("journal.jsonl");
+        let step = |step| Entry::Input { at: step, input: Input::Step { step } };
+        let mut journal = Journal::open(&path).unwrap();
+        journal.write(&step(1));
+        let writable = std::mem::replace(&mut journal.file, File::open(&path).unwrap());
+        (2..4).for_each(|n| journal.write(&step(n)));
+        drop(journal.news());
+        journal.close();
+        let news = journal.news().unwrap();
+        assert!(news.contains("the last 2 lines") && news.contains("NOT on disk"), "{news}");
+        // The disk takes lines again, a moment after it refused one: nobody waits for the next try.
+        journal.file = writable;
+        journal.close();
+        assert!(journal.news().unwrap().contains("nothing is missing"));
+        assert_eq!(Journal::read(&path).unwrap(), [1, 2, 3].map(step));
+        journal.close();
+        assert_eq!(journal.news(), None);
     }
 
     #[test]

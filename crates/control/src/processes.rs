@@ -183,6 +183,7 @@ fn ended(status: ExitStatus) -> String {
 /// What is known of a signal that ends a process.
 fn known(signal: i32) -> &'static str {
     match signal {
+        1 => " (SIGHUP)",
         4 => " (SIGILL: an instruction that this CPU does not have)",
         6 => " (SIGABRT: it gave up, its last words are above)",
         7 => " (SIGBUS: shared memory is used up, or a file became shorter)",

@@ -49,6 +49,9 @@ pub enum Event {
         tokens: u64,
         /// No earlier one was better.
         best: bool,
+        /// Its checkpoint is written, and stays while none is better (`checkpoint.best`).
+        #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+        kept: bool,
     },
     /// Text that the model wrote.
     Sample {
@@ -231,6 +234,10 @@ pub struct RankReport {
     /// Memory that the program of the rank was planned to take beyond it; 0 where ranks share a process.
     #[serde(default)]
     pub planned_bytes: u64,
+    /// Worlds that its process was in, one for each recovery or reload that it lived through and one: the plan is the
+    /// largest of theirs, and what moving state from one to the next took is not in it.
+    #[serde(default)]
+    pub worlds: u64,
     /// Instructions executed.
     pub instructions: u64,
     /// Units (microbatches of data cells) taken backward.

@@ -167,7 +167,9 @@ pub fn save(executor: &mut Executor, root: &Path, step: u64, best: &Best) -> Res
 /// to stop.
 pub(crate) fn make_room(root: &Path, step: u64, run: &Run, best: &Best, pending: &[u64]) {
     let also = best.best.iter().map(|(step, _)| *step).chain(pending.iter().copied());
-    let also = also.chain(sound(root, step, run.guard.recompute_every)).chain(held(root)).collect();
+    // Where nobody can say what must stay, all does, until the run's next start mends that.
+    let Ok(held) = held(root) else { return };
+    let also = also.chain(sound(root, step, run.guard.recompute_every)).chain(held).collect();
     let retention = Retention { keep: run.checkpoint.keep, keep_every: run.checkpoint.keep_every, also };
     drop(checkpoint::retain(root, &retention));
 }
@@ -209,21 +211,37 @@ pub(crate) fn hold(root: &Path, steps: &[u64], checked: Option<u64>) {
     let _ = std::fs::write(&new, text.to_string() + "\n").and_then(|()| std::fs::rename(&new, &at));
 }
 
-/// What [`hold`] wrote; nothing where that is torn, or of another schema.
-fn read_held(root: &Path) -> serde_json::Value {
-    let text = std::fs::read_to_string(root.join(HELD)).unwrap_or_default();
-    let read: serde_json::Value = serde_json::from_str(&text).unwrap_or_default();
-    if read["schema"] == 1 { read } else { serde_json::Value::Null }
+/// What [`hold`] wrote, if it did.
+///
+/// # Errors
+/// Why it cannot be used: nobody knows then which checkpoints must stay.
+fn read_held(root: &Path) -> Result<Option<serde_json::Value>, String> {
+    let text = match std::fs::read(root.join(HELD)) {
+        Ok(text) => text,
+        Err(e) if e.kind() == std::io::ErrorKind::NotFound => return Ok(None),
+        Err(e) => return Err(e.to_string()),
+    };
+    let read: serde_json::Value = serde_json::from_slice(&text).map_err(|e| format!("it is not JSON: {e}"))?;
+    let steps = read["steps"].as_array().is_some_and(|steps| steps.iter().all(serde_json::Value::is_u64));
+    let checked = read["checked"].is_u64() || read["checked"].is_null();
+    match read["schema"] == 1 && steps && checked {
+        true => Ok(Some(read)),
+        false => Err("it has other fields than this release writes".into()),
+    }
 }
 
-fn held(root: &Path) -> Vec<u64> {
-    let read = read_held(root);
-    read["steps"].as_array().into_iter().flatten().filter_map(serde_json::Value::as_u64).collect()
+/// The steps that must stay.
+///
+/// # Errors
+/// As [`read_held`].
+fn held(root: &Path) -> Result<Vec<u64>, String> {
+    let read = read_held(root)?.unwrap_or_default();
+    Ok(read["steps"].as_array().into_iter().flatten().filter_map(serde_json::Value::as_u64).collect())
 }
 
-/// The step up to which checkpoints under `root` are known to be checked, by the run's controller.
+/// The step up to which checkpoints under `root` are known to be checked, by the run's controller; none where that is not known.
 pub(crate) fn checked(root: &Path) -> Option<u64> {
-    let read = read_held(root);
+    let read = read_held(root).ok()??;
     read["checked"].as_u64().filter(|_| read["timeline"].as_str() == Some(&Timeline::of(root).name()))
 }
 
@@ -234,6 +252,22 @@ pub(crate) fn wait_until_known(root: &Path, step: u64, patience: Duration) {
     while !held(root).iter().any(|known| *known >= step) && Instant::now() < until {
         std::thread::sleep(Duration::from_millis(5));
     }
+}
+
+/// At the start of a run: where it cannot be read which checkpoints must stay, all that are there stay, and none counts as
+/// checked. What the person is told of that.
+pub(crate) fn mend_held(root: &Path) -> Option<String> {
+    let why = read_held(root).err()?;
+    let aside = root.join(format!("{HELD}.damaged"));
+    let kept = std::fs::rename(root.join(HELD), &aside).is_ok();
+    let steps: Vec<u64> = checkpoint::list(root).unwrap_or_default().into_iter().map(|(step, _)| step).collect();
+    hold(root, &steps, None);
+    Some(format!(
+        "{} is damaged ({why}): it said which checkpoints must stay and which steps were checked; all checkpoints that are there stay, \
+         and none counts as checked{}",
+        root.join(HELD).display(),
+        if kept { format!("; it is kept as {}", aside.display()) } else { String::new() }
+    ))
 }
 
 /// Writes `best.json` beside the checkpoints if the best validation's step has one. A marker that cannot be written is

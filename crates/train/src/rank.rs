@@ -106,6 +106,7 @@ pub fn run(job: &Job, endpoint: Endpoint, start: Start, sink: &dyn Fn(Said)) -> 
     job.pulse.step.store(loaded.step, Ordering::Relaxed);
     sink(Said::Loaded { step: loaded.step, bytes: loaded.bytes, seconds: began.elapsed().as_secs_f64() });
     let train = program::lower(&job.run, rank, Mode::Train);
+    job.pulse.footprint.enter(base_bytes, plan(&job.run, &train).total());
     let recorder = |p: &Profiling| Recorder::new(rank, (p.last - p.first + 1) as usize, train.instrs.len());
     executor.recorder = job.profiling.as_ref().map(recorder);
     let mut rank_run = RankRun {
@@ -119,7 +120,6 @@ pub fn run(job: &Job, endpoint: Endpoint, start: Start, sink: &dyn Fn(Said)) -> 
         own_work: work::OwnWork::default(),
         saver: Saver::new(&job.run, rank, &job.checkpoints, loaded.step),
         failed_checkpoint: None,
-        base_bytes,
         best: loaded.best,
         best_at_step: loaded.best,
         step: loaded.step,
@@ -180,8 +180,6 @@ struct RankRun<'a> {
     saver: Saver,
     /// Why the last try of a checkpoint failed, if it did.
     failed_checkpoint: Option<String>,
-    /// Resident memory before there was any state.
-    base_bytes: u64,
     best: Best,
     /// `best` before what follows the last step.
     best_at_step: Best,
@@ -465,7 +463,8 @@ impl RankRun<'_> {
             let better = name.is_none() && self.best.observe(step, loss);
             best |= better;
             let bits_per_byte = sum.bits_per_byte(set.knows_bytes(Split::Validation));
-            self.say(Event::Validation { step, set: name, loss, bits_per_byte, tokens: sum.tokens, best: better });
+            let (tokens, kept) = (sum.tokens, better && self.job.run.checkpoint.best);
+            self.say(Event::Validation { step, set: name, loss, bits_per_byte, tokens, best: better, kept });
         }
         self.spent("validation", began);
         Ok(best)
@@ -536,12 +535,14 @@ impl RankRun<'_> {
         time.push(("guard".into(), counts.guard.as_secs_f64()));
         // Threads of one process have no resident memory of their own.
         let shared = self.job.run.layout.transport == Transport::Threads && self.job.run.layout.world() > 1;
+        let (base_bytes, planned_bytes, worlds) = self.job.pulse.footprint.so_far();
         let bytes = |of: fn(&ChunkState) -> usize| 4 * self.executor.chunks.values().map(of).sum::<usize>() as u64;
         (self.sink)(Said::Event(Event::RankFinished(RankReport {
             rank: self.executor.place.rank,
             peak_bytes: status_bytes("VmHWM:"),
-            base_bytes: self.base_bytes,
-            planned_bytes: if shared { 0 } else { plan(&self.job.run, &self.train).total() },
+            base_bytes,
+            planned_bytes: if shared { 0 } else { planned_bytes },
+            worlds,
             instructions: counts.instructions,
             units: counts.units,
             leaves_checked: counts.leaves_checked,

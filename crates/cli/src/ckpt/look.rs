@@ -118,9 +118,9 @@ pub fn verify(say: Say, path: &Path, all: bool, jobs: Option<usize>) -> Result<u
 }
 
 fn verify_one(say: Say, found: &Checkpoint, jobs: Option<usize>) -> u8 {
-    let threads = jobs.unwrap_or_else(crate::cores).max(1);
     let began = Instant::now();
-    let report = found.verify_with(threads);
+    let report = found.verify_with(jobs.unwrap_or_else(crate::cores));
+    let threads = report.threads;
     let seconds = began.elapsed().as_secs_f64();
     report.problems.iter().for_each(|problem| say.line(&format!("{problem}")));
     let rate = report.bytes as f64 / 1e9 / seconds;

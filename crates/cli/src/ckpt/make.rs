@@ -1,5 +1,6 @@
 //! `ckpt reshard`, `average` and `import`: a run's folder with one checkpoint, made of other state.
 
+use std::collections::BTreeMap;
 use std::fs;
 use std::path::{Path, PathBuf};
 
@@ -81,6 +82,37 @@ fn holds(from: &Checkpoint, tensors: &[Tensor]) -> Result<(), TrainError> {
     }
 }
 
+/// Keys of `[model]` that say how it is trained, not what it is.
+const OF_TRAINING: [&str; 5] = ["from", "init_std", "router_bias_rate", "aux_loss", "aux_scope"];
+
+/// That two checkpoints are of one model: none of them is to blame where they are not.
+fn one_model(first: &Checkpoint, other: &Checkpoint) -> Result<(), TrainError> {
+    let of = |one: &Checkpoint| -> BTreeMap<String, String> {
+        let lines = one.meta().definition.lines().skip_while(|line| *line != "[model]").skip(1);
+        let keys = lines.take_while(|line| !line.starts_with('[')).filter_map(|line| line.split_once(" = "));
+        keys.filter(|(key, _)| !OF_TRAINING.contains(key)).map(|(key, value)| (key.into(), value.into())).collect()
+    };
+    let (ours, theirs) = (of(first), of(other));
+    // What one of them does not say an older release did not write down.
+    let both = ours.iter().filter_map(|(key, ours)| theirs.get(key).map(|theirs| (key, ours, theirs)));
+    let differ: Vec<_> = both
+        .filter(|(_, ours, theirs)| ours != theirs)
+        .map(|(key, ours, theirs)| format!("model.{key} = {ours} in the first and {theirs} in the second"))
+        .collect();
+    let shapes = |one: &Checkpoint| -> BTreeMap<String, [usize; 2]> {
+        one.tensors().iter().map(|tensor| (tensor.name.clone(), [tensor.rows, tensor.cols])).collect()
+    };
+    if differ.is_empty() && shapes(first) == shapes(other) {
+        return Ok(());
+    }
+    let how = if differ.is_empty() { "their tensors have other names or shapes".into() } else { differ.join("; ") };
+    Err(TrainError::BadInput(format!(
+        "{} and {} are of two models: {how}; average checkpoints of one model",
+        first.path().display(),
+        other.path().display()
+    )))
+}
+
 pub fn reshard(say: Say, path: &Path, sets: &[String], out: Option<&Path>) -> Result<u8, TrainError> {
     let (from, folder) = open(say, path)?;
     let name = folder.join("run.toml");
@@ -135,15 +167,15 @@ pub fn reshard(say: Say, path: &Path, sets: &[String], out: Option<&Path>) -> Re
 
 pub fn average(say: Say, paths: &[PathBuf], out: &Path) -> Result<u8, TrainError> {
     fresh(out, "--out")?;
-    let mut all = Vec::new();
-    let mut folder = PathBuf::new();
+    let (mut all, mut folders) = (Vec::new(), Vec::new());
     for path in paths {
-        let (found, its) = open(say, path)?;
+        let (found, folder) = open(say, path)?;
         all.push(found);
-        folder = its;
+        folders.push(folder);
     }
+    all.iter().skip(1).try_for_each(|other| one_model(&all[0], other))?;
     let last = all.iter().enumerate().max_by_key(|(_, one)| one.meta().step).map_or(0, |(i, _)| i);
-    let name = folder.join("run.toml");
+    let name = folders[last].join("run.toml");
     let run = Run::load(&name, &[], crate::cores())?;
     let tensors = tensors(&run.model);
     all.iter().try_for_each(|one| holds(one, &tensors))?;

@@ -86,6 +86,14 @@ fn a_check_that_came_after_a_checkpoint_counts_for_it() {
     fs::write(other.path("out/checkpoints/held.json"), &written[..written.len() / 2]).unwrap();
     let torn = resumed(&other, &["--resume"], every);
     assert!(torn.stdout.contains("steps 5 to 6 were not checked before the run ended"), "{torn}");
+    for word in ["held.json is damaged", "none counts as checked", "held.json.damaged"] {
+        assert!(torn.stdout.contains(word), "{word:?}: {torn}");
+    }
+    // What it said must stay is not known: all that was there then does, and it is told once.
+    assert!(other.path("out/checkpoints/step-00000003/manifest.json").exists(), "{torn}");
+    assert!(other.path("out/checkpoints/held.json.damaged").exists());
+    let again = resumed(&other, &["--resume"], every);
+    assert!(!again.stdout.contains("is damaged"), "{again}");
     assert_eq!((out.digest(), torn.digest()), (undisturbed(), undisturbed()));
 }
 

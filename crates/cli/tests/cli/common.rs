@@ -209,6 +209,11 @@ impl Running {
         pids.into_values().collect()
     }
 
+    /// The group of a process that was started with one of its own.
+    pub fn group(&self) -> Pid {
+        Pid::from_raw(self.child.id() as i32).unwrap()
+    }
+
     pub fn signal(&self, signal: Signal) {
         send(self.child.id(), signal);
     }

@@ -276,3 +276,73 @@ fn a_part_that_can_never_come_is_not_waited_for() {
     let out = run.end().expect(0);
     assert!(!out.stdout.contains("no progress") && !out.stdout.contains("world 2"), "{out}");
 }
+
+/// No byte fits on the disk: the run does not begin, and nothing of it is left.
+#[test]
+fn a_disk_that_is_full_before_the_run_begins_is_named() {
+    let lab = Lab::new();
+    let Some(disk) = SmallDisk::new(lab.path("disk"), 64) else { return };
+    let mut filler = fs::File::create(lab.path("disk/filler")).unwrap();
+    while std::io::Write::write(&mut filler, &[7; 4096]).is_ok_and(|n| n > 0) {}
+    let before = tree(&lab.path("disk"));
+    for args in
+        [&["train", "run.toml", "--run-dir", "disk/out"][..], &["train", "run.toml", "--run-dir", "disk/out", "--json"]]
+    {
+        let out = lab.lockstep(args).expect(2);
+        let said = format!("{}{}", out.stdout, out.stderr);
+        let folder = lab.path("disk/out");
+        for word in [folder.to_str().unwrap(), "No space left", "nothing was started", "--run-dir"] {
+            assert!(said.contains(word), "{word:?}: {out}");
+        }
+        same_tree(&before, &tree(&lab.path("disk")));
+    }
+    drop(disk);
+}
+
+/// A controller that is started again where nothing can be written any more. Its ranks step on under nobody.
+#[test]
+fn a_controller_on_a_disk_that_became_read_only_says_so() {
+    let mut cluster = crate::cluster::Cluster::new(None, 1, &["layout.dp=2", "train.steps=100000"]);
+    let Some(disk) = SmallDisk::new(cluster.lab.path("run"), 16_000) else { return };
+    let mut controller = cluster.controller();
+    let agent = cluster.agent(1, 2, &[]);
+    controller.wait_for_step(3);
+    controller.signal(rustix::process::Signal::KILL);
+    drop(controller.end());
+    assert!(mount(&["-o", "remount,ro"], &disk.at), "the disk cannot be made read-only");
+    let args = cluster.controller_args("127.0.0.1:0", &[]);
+    let out = cluster.lab.lockstep(&args.iter().map(String::as_str).collect::<Vec<_>>()).expect(2);
+    let folder = cluster.lab.path("run");
+    out.says(&[folder.to_str().unwrap(), "Read-only file system", "nothing was started", "make room or writable"]);
+    drop(agent);
+}
+
+/// The other rank has not begun to write when its death ends the run: the folder in which they would have written goes with it.
+#[test]
+fn no_folder_of_an_unfinished_checkpoint_is_left_when_a_run_ends() {
+    let lab = Lab::new();
+    let sets = [
+        "train.steps=100000",
+        "layout.dp=2",
+        "checkpoint.every=2",
+        "checkpoint.background=true",
+        "checkpoint.stagger_ms=600000",
+        "guard.restarts_max=0",
+    ];
+    let mut run = lab.start_train("out", &[], &sets);
+    let pids = run.ranks(2);
+    run.wait_for_step(4);
+    let writing = || {
+        let names = fs::read_dir(lab.path("out/checkpoints")).unwrap().map(|entry| entry.unwrap().file_name());
+        names.filter(|name| name.to_string_lossy().starts_with("writing-")).count()
+    };
+    // The first rank writes at once.
+    let deadline = Instant::now() + Duration::from_secs(60);
+    while writing() == 0 && Instant::now() < deadline {
+        std::thread::sleep(Duration::from_millis(5));
+    }
+    assert_eq!(writing(), 1);
+    crate::common::send(pids[1], rustix::process::Signal::KILL);
+    let out = run.end().expect(5);
+    assert_eq!(writing(), 0, "{out}");
+}

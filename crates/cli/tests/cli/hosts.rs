@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 use rustix::process::Signal;
 
 use crate::cluster::{Cluster, DIGEST, TINY};
-use crate::common::{Lab, gone_within, hold, runs};
+use crate::common::{Lab, Out, gone_within, hold, runs};
 
 #[test]
 fn a_controller_that_is_killed_goes_on_where_it_was_and_no_rank_notices() {
@@ -170,6 +170,72 @@ fn what_cannot_be_is_refused_before_anything_is_written() {
 }
 
 #[test]
+fn an_agent_that_is_refused_backs_off_and_ends_with_one_error() {
+    let mut cluster = Cluster::new(None, 2, &["layout.dp=2"]);
+    let mut controller = cluster.controller();
+    let first = cluster.agent(1, 1, &[]);
+    controller.wait_for(|line| line.contains("host h1 is here"));
+    // Of the same name; asks for three seconds.
+    let out = cluster.agent(1, 1, &["--call-limit-s", "3"]).end().expect(2);
+    out.says(&["error: the controller refuses this agent: an agent of host h1 is here already", "--host", "refused"]);
+    let lines = out.stdout.lines().filter(|line| line.contains("is here already")).count();
+    let errors = |out: &Out| out.stderr.lines().filter(|line| line.starts_with("error: ")).count();
+    assert_eq!((lines, errors(&out)), (1, 1), "{out}");
+    assert!(!out.stdout.contains("no controller"), "it is there, and refuses: {out}");
+    // Twice as long each time, from 50 ms: not 20 calls a second.
+    let told = out.stderr.rsplit_once("(refused ").unwrap().1.split(' ').next().unwrap();
+    assert!((2..=8).contains(&told.parse::<usize>().unwrap()), "{out}");
+    // A wrong token is none the next time either.
+    let wrong = ["agent", "--controller", &cluster.at.clone(), "--token-file", "wrong", "--host", "x"];
+    let out = cluster.lab.lockstep(&wrong).expect(2);
+    assert_eq!(errors(&out), 1, "{out}");
+    let second = cluster.agent(2, 1, &[]);
+    assert_eq!(controller.end().expect(0).digest(), DIGEST);
+    [first, second].into_iter().for_each(|agent| drop(agent.end().expect(0)));
+}
+
+#[test]
+fn a_dropped_session_stops_a_controller_after_a_checkpoint_and_an_agent_with_its_ranks() {
+    let mut cluster = Cluster::new(None, 1, &["layout.dp=2", "train.steps=100000"]);
+    let mut controller = cluster.controller();
+    let agent = cluster.agent(1, 2, &[]);
+    controller.wait_for_step(4);
+    controller.signal(Signal::HUP);
+    let out = controller.end().expect(3);
+    assert_eq!(std::fs::read_dir(cluster.lab.path("run/checkpoints")).unwrap().count(), 1, "{out}");
+    agent.end().expect(0);
+    let mut controller = Cluster::new(None, 1, &["layout.dp=2", "train.steps=100000"]);
+    let mut leads = controller.controller();
+    let agent = controller.agent(1, 2, &[]);
+    let pids = leads.ranks(2);
+    leads.wait_for_step(2);
+    agent.signal(Signal::HUP);
+    assert!(agent.end().expect(0).stdout.contains("asked to stop"));
+    gone_within(Duration::from_secs(20), &pids);
+}
+
+#[test]
+fn a_controller_listens_at_a_name() {
+    let mut cluster = Cluster::new(None, 1, &["layout.dp=2"]);
+    cluster.at = "localhost:0".into();
+    let controller = cluster.controller();
+    assert!(cluster.at.starts_with("127.0.0.1:"), "{}", cluster.at);
+    let agent = cluster.agent(1, 2, &[]);
+    assert_eq!(controller.end().expect(0).digest(), DIGEST);
+    agent.end().expect(0);
+    for (at, word) in [
+        ("no-such-name.invalid:7070", "is not known"),
+        ("localhost", "localhost:7070"),
+        ("localhost:99999", "localhost:7070"),
+        (":7070", "localhost:7070"),
+        ("192.0.2.1:7070", "cannot listen at 192.0.2.1:7070"),
+    ] {
+        let args = ["controller", TINY, "--run-dir", "other", "--token-file", "token", "--listen", at];
+        cluster.lab.lockstep(&args).expect(2).says(&["--listen", at, word]);
+    }
+}
+
+#[test]
 fn an_agent_that_nobody_answers_ends_and_says_so() {
     // Nobody has ever been there.
     let args = ["agent", "--controller", "127.0.0.1:9", "--call-limit-s", "1"];
@@ -193,7 +259,7 @@ fn an_agent_that_nobody_answers_ends_and_says_so() {
 #[test]
 fn a_controller_that_waits_for_agents_stops_at_once_and_goes_on_when_it_is_called_again() {
     let mut cluster = Cluster::new(None, 2, &["layout.dp=2"]);
-    for signal in [Signal::TERM, Signal::INT] {
+    for signal in [Signal::TERM, Signal::INT, Signal::HUP] {
         cluster.at = "127.0.0.1:0".into();
         let mut controller = cluster.controller();
         let agent = cluster.agent(1, 1, &[]);

@@ -30,3 +30,4 @@ mod recovery;
 mod s3;
 mod signals;
 mod tokens;
+mod words;

@@ -82,3 +82,16 @@ fn context_cells_take_what_is_planned() {
     let run = RUN.replace("tp = 2", "cp = 2").replace("seq = 128", "seq = 256");
     planned_of(&run, &["", "cp=2", "cp=2 dp=2 zero=1", "cp=2 recompute=selective offload=activations"], TOLERANCE);
 }
+
+/// What a process has when it comes to a second world is of the first one: a plan is not measured by that.
+#[test]
+fn a_run_that_changed_its_layout_tells_its_memory_without_a_percentage() {
+    let lab = Lab::new();
+    lab.write("run.toml", RUN.replace("steps = 2", "steps = 40"));
+    let mut run = lab.start_train("out", &[], &["layout.dp=2"]);
+    run.wait_for_step(2);
+    lab.lockstep(&["reload", "out", "--set", "layout.dp=1", "layout.pp=2"]).expect(0);
+    let out = run.end().expect(0);
+    let line = out.stdout.lines().find(|line| line.starts_with("memory: ")).unwrap_or_else(|| panic!("{out}"));
+    assert!(line.contains("in 2 worlds, of which the largest was planned to take") && !line.contains('%'), "{line}");
+}

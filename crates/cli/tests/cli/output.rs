@@ -160,8 +160,11 @@ fn a_run_that_diverges_says_so_and_exits_4() {
     let lab = Lab::new();
     let sets = ["train.lr=1e30", "train.warmup=0", "train.clip=0", "train.steps=40", "layout.dp=2"];
     let out = lab.train("out", &["--json"], &sets).expect(4);
-    out.says(&["diverged at step ", "train.lr", "nothing was applied"]);
-    objects(&out);
+    let error = objects(&out).pop().unwrap();
+    assert_eq!((&error["kind"], error["exit_code"].as_i64()), (&"error".into(), Some(4)), "{out}");
+    for word in ["diverged at step ", "train.lr", "nothing was applied"] {
+        assert!(error["error"].as_str().unwrap().contains(word), "{out}");
+    }
     assert!(fs::read_to_string(lab.path("out/summary.json")).unwrap().contains("diverged"));
 }
 

@@ -1,10 +1,12 @@
 //! Being asked to stop: a checkpoint at the step, exit 3, and nothing lost.
 
 use std::fs;
+use std::os::unix::process::CommandExt;
+use std::process::Command;
 use std::sync::OnceLock;
 use std::time::Duration;
 
-use rustix::process::Signal;
+use rustix::process::{Signal, kill_process_group};
 
 use crate::common::{Lab, Out, SLOW, gone_within, hold, send};
 
@@ -91,6 +93,45 @@ fn a_stop_waits_for_a_checked_step() {
     assert!(out.stdout.contains("broken device of rank 1"), "{out}");
     let out = lab.train("out", &["--resume"], &[STEPS]).expect(0);
     assert_eq!(out.digest(), uninterrupted());
+}
+
+#[test]
+fn a_hangup_stops_processes_after_a_checkpoint() {
+    stop_and_go_on(Signal::HUP, &["layout.dp=2", "layout.pp=2"], &["layout.tp=2"]);
+}
+
+/// The terminal and the shell both tell of a session that is gone, to the whole group; some supervisor adds a word.
+#[test]
+fn a_dropped_session_stops_a_run_as_one_signal_does() {
+    for also in [Signal::HUP, Signal::TERM] {
+        let lab = Lab::new();
+        let words = ["train", "run.toml", "--run-dir", "out", "--set=train.steps=2000", "--set=layout.dp=2"];
+        let mut command = lab.command(&words);
+        command.process_group(0);
+        let mut run = lab.start_command(command);
+        let pids = run.ranks(2);
+        run.wait_for_step(3);
+        for signal in [Signal::HUP, Signal::CONT, also] {
+            kill_process_group(run.group(), signal).unwrap();
+        }
+        let out = run.end().expect(3);
+        assert_eq!(saved(&lab).len(), 1, "{out}");
+        assert!(!out.stdout.contains("trouble"), "no rank dies of it: {out}");
+        gone_within(Duration::from_secs(20), &pids);
+    }
+}
+
+/// `nohup` asks for a run that outlives its session.
+#[test]
+fn a_hangup_that_is_ignored_stays_ignored() {
+    let lab = Lab::new();
+    let mut command = Command::new("sh");
+    command.args(["-c", "trap '' HUP; exec \"$0\" \"$@\"", env!("CARGO_BIN_EXE_lockstep")]);
+    command.args(["train", "run.toml", "--run-dir", "out", "--set", STEPS, "layout.dp=2"]);
+    let mut run = lab.start_command(command);
+    run.wait_for_step(3);
+    run.signal(Signal::HUP);
+    assert_eq!(run.end().expect(0).digest(), uninterrupted());
 }
 
 #[test]

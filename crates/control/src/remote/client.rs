@@ -17,6 +17,7 @@ use rustix::process::Signal;
 
 use super::dial::{Dial, Line, Up};
 use super::handshake::{Key, Refusal};
+use super::refused::{Complaints, Refusals};
 use super::server::passing;
 use super::window::Outbox;
 use super::{FromAgent, Here, Order, ToAgent, WORD_MAX};
@@ -104,7 +105,12 @@ struct Life<'a> {
     alive_at: Instant,
     /// The last word of a controller, or the beginning; or when the last rank ended.
     met_at: Instant,
+    /// The last thing that went wrong, and what was said of that lately.
     complaint: String,
+    complaints: Complaints,
+    refusals: Refusals,
+    /// The link that was refused: its end is no news.
+    refused_link: u64,
     ended: Option<Ended>,
 }
 
@@ -154,6 +160,9 @@ pub fn run(agent: &Agent, say: &dyn Fn(&str)) -> io::Result<Ended> {
         alive_at: Instant::now(),
         met_at: Instant::now(),
         complaint: String::new(),
+        complaints: Complaints::default(),
+        refusals: Refusals::default(),
+        refused_link: 0,
         ended: None,
     };
     let ended = loop {
@@ -256,24 +265,43 @@ impl Life<'_> {
             Line::Down(number, why) => {
                 if self.link.as_ref().is_some_and(|link| link.number == number) {
                     (self.link, self.welcome) = (None, false);
-                    self.complain(format!("no controller ({why}); ranks go on, what they say is kept"));
+                    if number != self.refused_link {
+                        self.complain(format!("no controller ({why}); ranks go on, what they say is kept"));
+                    }
                 }
             }
             Line::Failed(text, refusal) => {
-                if !self.ever_welcome && matches!(refusal, Some(Refusal::Token | Refusal::Version(_))) {
-                    self.ended = Some(Ended::Refused(text.clone()));
+                match refusal {
+                    // Nothing here changes by asking again.
+                    Some(Refusal::Token | Refusal::Version(_)) if !self.ever_welcome => {
+                        self.ended = Some(Ended::Refused(text));
+                    }
+                    Some(Refusal::Token | Refusal::Version(_)) => self.refused(text, 0),
+                    _ => self.complain(text),
                 }
-                self.complain(text);
             }
         }
     }
 
-    /// Says it, unless it was just said.
+    /// Says it, unless it was said lately.
     fn complain(&mut self, text: String) {
-        if self.complaint != text {
+        if self.complaints.is_new(&text, Instant::now()) {
             (self.say)(&text);
-            self.complaint = text;
         }
+        self.complaint = text;
+    }
+
+    /// A controller answers, and does not let this agent in. It may yet: another agent of this host's name may be gone, and
+    /// not known to be. Ranks that are at work step on meanwhile.
+    fn refused(&mut self, reason: String, silence_ms: u64) {
+        let silence = Duration::from_millis(silence_ms);
+        let enough = self.refusals.another(Instant::now(), silence, self.agent.patience);
+        if let Some((times, since)) = enough.filter(|_| self.running.is_empty()) {
+            let told = format!("{reason} (refused {times} times in {:.0} s)", since.as_secs_f64());
+            self.ended = Some(Ended::Refused(told));
+            return;
+        }
+        self.complain(format!("{reason}; asks again, in growing intervals"));
     }
 
     fn up(&mut self, up: Up) {
@@ -296,8 +324,11 @@ impl Life<'_> {
     }
 
     fn word(&mut self, word: ToAgent) {
-        self.alive_at = Instant::now();
-        self.met_at = self.alive_at;
+        // Who refuses does not lead these ranks.
+        if !matches!(word, ToAgent::Refused { .. }) {
+            self.alive_at = Instant::now();
+            self.met_at = self.alive_at;
+        }
         match word {
             ToAgent::Welcome { heard, beat_ms, silence_ms } => {
                 self.beat = Duration::from_millis(beat_ms.max(1));
@@ -313,10 +344,13 @@ impl Life<'_> {
                     again.len()
                 ));
                 self.complaint.clear();
+                self.complaints.clear();
+                self.refusals.clear();
                 again.into_iter().for_each(|payload| self.send(payload));
             }
-            ToAgent::Refused { reason } => {
-                self.complain(format!("the controller refuses this agent: {reason}"));
+            ToAgent::Refused { reason, silence_ms } => {
+                self.refused_link = self.link.as_ref().map_or(0, |link| link.number);
+                self.refused(format!("the controller refuses this agent: {reason}"), silence_ms);
             }
             ToAgent::Order { seq, order } => {
                 if seq > self.done.1 {
@@ -376,7 +410,9 @@ impl Life<'_> {
         if !self.running.is_empty() {
             self.met_at = now;
         }
-        if let Some(patience) = self.agent.patience.filter(|patience| now.duration_since(self.met_at) > *patience) {
+        if let Some(patience) = self.agent.patience.filter(|patience| now.duration_since(self.met_at) > *patience)
+            && !self.refusals.lately(now)
+        {
             self.ended = Some(Ended::Alone(patience.as_secs(), self.complaint.clone()));
         }
         if !self.welcome && !self.running.is_empty() && now.duration_since(self.alive_at) > self.agent.idle {

@@ -16,6 +16,8 @@ use crate::agent::token;
 pub(super) const CALL: Duration = Duration::from_secs(2);
 /// Pauses between two calls: from the first to the last, doubled each time.
 const PAUSE: (Duration, Duration) = (Duration::from_millis(50), Duration::from_millis(500));
+/// The longest pause after a call that was answered with a refusal.
+pub(super) const REFUSED_PAUSE: Duration = Duration::from_secs(5);
 
 /// A link that came up.
 pub(super) struct Up {
@@ -60,21 +62,33 @@ impl Dial {
         let mut pause = PAUSE.0;
         for number in 1u64.. {
             let at = &self.controllers[(number - 1) as usize % self.controllers.len()];
+            // The pause grows until this agent is let in; a refusal does not pass as soon as a broken link.
+            let mut longest = PAUSE.1;
             let told = match self.call(at, number) {
                 Ok((up, opener, stream)) => {
-                    pause = PAUSE.0;
                     tell(Line::Up(up)) && {
-                        let why = self.hear(stream, opener, number, tell);
+                        let (why, welcome) = self.hear(stream, opener, number, tell);
+                        match welcome {
+                            Some(true) => pause = PAUSE.0,
+                            Some(false) => longest = REFUSED_PAUSE,
+                            None => {}
+                        }
                         tell(Line::Down(number, why))
                     }
                 }
-                Err((text, refusal)) => tell(Line::Failed(format!("{at}: {text}"), refusal)),
+                Err((text, refusal)) => {
+                    if refusal.is_some() {
+                        longest = REFUSED_PAUSE;
+                    }
+                    tell(Line::Failed(format!("{at}: {text}"), refusal))
+                }
             };
             if !told || self.over.load(Ordering::Relaxed) {
                 return;
             }
+            pause = pause.min(longest);
             std::thread::sleep(pause);
-            pause = (2 * pause).min(PAUSE.1);
+            pause = 2 * pause;
         }
     }
 
@@ -121,8 +135,27 @@ impl Dial {
         Ok((up, Opener::new(keys.down, WORD_MAX), stream))
     }
 
-    /// Hears the controller until the link is over; why it is.
-    fn hear(&self, mut stream: TcpStream, mut opener: Opener, number: u64, tell: &dyn Fn(Line) -> bool) -> String {
+    /// Hears the controller until the link is over; why it is, and whether this agent was let in, if that was said.
+    fn hear(
+        &self,
+        stream: TcpStream,
+        opener: Opener,
+        number: u64,
+        tell: &dyn Fn(Line) -> bool,
+    ) -> (String, Option<bool>) {
+        let mut welcome = None;
+        let why = self.words(stream, opener, &mut |word| {
+            match word {
+                ToAgent::Welcome { .. } => welcome = Some(true),
+                ToAgent::Refused { .. } => welcome = Some(false),
+                _ => {}
+            }
+            tell(Line::Word(number, Box::new(word)))
+        });
+        (why, welcome)
+    }
+
+    fn words(&self, mut stream: TcpStream, mut opener: Opener, tell: &mut dyn FnMut(ToAgent) -> bool) -> String {
         let mut bytes = vec![0; 1 << 16];
         loop {
             loop {
@@ -134,7 +167,7 @@ impl Dial {
                 let Ok(word) = serde_json::from_slice(&word) else {
                     return "it says what this release does not understand".into();
                 };
-                if !tell(Line::Word(number, Box::new(word))) {
+                if !tell(word) {
                     return "the agent ends".into();
                 }
             }

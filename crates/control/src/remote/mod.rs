@@ -8,6 +8,7 @@
 //!  host.rs       what the controller's side knows of a host
 //!  client.rs     the agent's side
 //!  dial.rs       its link: calls, and calls again
+//!  refused.rs    how long it asks again where it is refused
 //! ```
 //!
 //! The link is authenticated, each frame of it, and not encrypted: who reads the network reads the run's words, and cannot say any.
@@ -17,6 +18,7 @@ mod dial;
 pub mod frame;
 pub mod handshake;
 mod host;
+mod refused;
 pub mod server;
 #[cfg(test)]
 mod tests;
@@ -117,6 +119,9 @@ pub enum ToAgent {
     Refused {
         /// Why.
         reason: String,
+        /// After so long a host that is gone is known to be: who takes its place may be refused until then.
+        #[serde(default)]
+        silence_ms: u64,
     },
     /// Kept until carried out.
     Order {

@@ -327,7 +327,7 @@ impl Shared {
         let mut state = self.state();
         let silence = Duration::from_millis(self.door.silence_ms);
         if let Some(reason) = refusal(&state, &here, silence) {
-            link.say(ToAgent::Refused { reason: reason.clone() });
+            link.say(ToAgent::Refused { reason: reason.clone(), silence_ms: self.door.silence_ms });
             return Err(reason);
         }
         state.links += 1;

@@ -28,7 +28,7 @@ fn digest() -> Event {
 }
 
 fn validation() -> Event {
-    Event::Validation { step: 1, set: None, loss: 1.0, bits_per_byte: None, tokens: 1, best: true }
+    Event::Validation { step: 1, set: None, loss: 1.0, bits_per_byte: None, tokens: 1, best: true, kept: false }
 }
 
 fn account(events: &[(f64, Event)], wall: f64) -> Account {

@@ -23,24 +23,29 @@ impl Policy {
             Trouble { id: self.troubles, kind: kind.into(), rank, host, step: self.committed, detail: detail.clone() };
         self.act(Action::Tell(trouble), detail.clone());
         if !std::mem::replace(&mut self.counted, true) && self.spent(now) {
-            let (n, seconds) = (self.guard.restarts_max, self.guard.restarts_window_s);
             let who = rank.map_or(String::new(), |rank| format!("rank {rank} ended without finishing: "));
-            let budget = match n {
-                0 => "guard.restarts_max = 0: no failure is repaired".to_string(),
-                n => format!("this is one more than guard.restarts_max = {n} recoveries in {seconds} s"),
-            };
-            return self.stop(BUDGET_SPENT, format!("{who}{detail}; {budget}"));
+            return self.stop(BUDGET_SPENT, format!("{who}{detail}; {}", self.budget()));
         }
         let (again, times) = (self.committed + 1, self.times(format!("{kind} {rank:?}")));
         if times > SAME_MAX {
             let text = format!(
                 "the same failure at the same step: step {again} failed {times} times by the same ({kind}): {detail}; what does \
-                 not go away is no accident of a machine: look at the code, the data, or the host that is named"
+                 not go away is no accident of a machine, so the run gives up before guard.restarts_max = {} recoveries: look at \
+                 the code, the data, or the host that is named",
+                self.guard.restarts_max
             );
             return self.stop(BUDGET_SPENT, text);
         }
         if self.phase == Phase::Running {
             self.end_world(now, &detail);
+        }
+    }
+
+    /// Why there is no recovery more.
+    fn budget(&self) -> String {
+        match (self.guard.restarts_max, self.guard.restarts_window_s) {
+            (0, _) => "guard.restarts_max = 0: no failure is repaired".into(),
+            (n, seconds) => format!("this is one more than guard.restarts_max = {n} recoveries in {seconds} s"),
         }
     }
 
@@ -75,7 +80,8 @@ impl Policy {
             if matches!(was, Doing::Starting(_)) {
                 // Never came up: this too is a recovery, or it would be tried for ever.
                 if self.spent(now) {
-                    return self.stop(BUDGET_SPENT, format!("{process} ended before it was ready: {how}"));
+                    return self
+                        .stop(BUDGET_SPENT, format!("{process} ended before it was ready: {how}; {}", self.budget()));
                 }
             }
             return;

@@ -163,7 +163,13 @@ impl RunFolder {
     /// # Errors
     /// Where the system refuses.
     pub fn write_run(&self, run: &Run) -> Result<(), TrainError> {
-        fs::write(self.path.join("run.toml"), run.values.to_toml()).map_err(self.io("cannot write", "run.toml"))
+        // A disk that is full must not leave half of it in the place of the one before.
+        let (new, at) = (self.path.join("run.toml.new"), self.path.join("run.toml"));
+        let written = fs::write(&new, run.values.to_toml()).and_then(|()| fs::rename(&new, &at));
+        written.map_err(|e| {
+            drop(fs::remove_file(&new));
+            self.io("cannot write", "run.toml")(e)
+        })
     }
 
     /// Reads it again.
@@ -257,6 +263,16 @@ impl RunFolder {
     /// Where flight records are, a folder per hang.
     pub fn flights(&self) -> PathBuf {
         self.path.join("flight")
+    }
+
+    /// What the system refused before anything was started is for the person to mend: the folder and the remedy.
+    pub fn unusable(&self, error: TrainError) -> TrainError {
+        let TrainError::Io { what, path, source } = error else { return error };
+        TrainError::BadInput(format!(
+            "the run directory {} cannot be used: {what} {}: {source}; nothing was started: make room or writable what is there, or choose another --run-dir",
+            self.path.display(),
+            path.display()
+        ))
     }
 
     fn io(&self, what: &'static str, name: &str) -> impl FnOnce(std::io::Error) -> TrainError {

@@ -158,14 +158,14 @@ pub(super) fn supervise(guided: Guided, observe: &mut dyn FnMut(&Event)) -> Resu
     let io = |source| TrainError::Io { what: "cannot write", path: journal.clone(), source };
     let at = listener.as_ref().and_then(|listener| listener.local_addr().ok());
     let mut lease = match (lease, at) {
-        (None, Some(at)) => Some(hosts::lease(folder, at)?),
+        (None, Some(at)) => Some(hosts::lease(folder, at).map_err(|e| folder.unusable(e))?),
         (lease, _) => lease,
     };
     let mut controller = match &earlier {
         Some(_) => Controller::rebuild(&config, &trade, None),
         None => Controller::new(&config, &trade),
     }
-    .map_err(io)?;
+    .map_err(|source| folder.unusable(io(source)))?;
     let mut agents: Box<dyn Agents> = match (&request.hosts, listener) {
         (Some(hosts), Some(listener)) => {
             let epoch = lease.as_ref().map_or(0, Holding::epoch);
@@ -206,6 +206,7 @@ pub(super) fn supervise(guided: Guided, observe: &mut dyn FnMut(&Event)) -> Resu
             // Agents may never come, and nobody holds anything. The journal says nothing of a stop: the same command waits again.
             let from = if controller.generation() == 0 { "" } else { " from the newest checkpoint" };
             let text = format!("stopped on request while no rank was at work; the same command goes on{from}");
+            controller.close(observe);
             agents.end(3, &text);
             if let Some(lease) = lease {
                 lease.give_back();
@@ -275,6 +276,7 @@ pub(super) fn supervise(guided: Guided, observe: &mut dyn FnMut(&Event)) -> Resu
             drop(controller.interventions());
         }
     };
+    controller.close(observe);
     agents.end(end.code, &end.reason);
     if let Some(lease) = lease {
         lease.give_back();

@@ -158,7 +158,8 @@ pub fn train_mutant(
     let mut lease = None;
     let mut lock = match &request.hosts {
         Some(hosts) => {
-            let (lock, held) = hosts::seize(hosts, &folder, &request.stop, observe)?.unzip();
+            let seized = hosts::seize(hosts, &folder, &request.stop, observe).map_err(|e| folder.unusable(e))?;
+            let (lock, held) = seized.unzip();
             lease = held;
             listener = listener.map_or_else(|| hosts.bind().map(Some), |listener| Ok(Some(listener)))?;
             lock.map_or_else(|| folder.lock_if_there(), |lock| Ok(Some(lock)))?
@@ -194,18 +195,27 @@ pub fn train_mutant(
         })?;
     }
     offload::check(run, folder.path())?;
+    let fresh = lock.is_none() && !folder.path().exists();
     if lock.is_none() {
-        lock = Some(folder.lock()?);
+        lock = Some(folder.lock().map_err(|e| folder.unusable(e))?);
     }
-    let (mut log, set_aside) = match &earlier {
-        Some(_) => (folder.log()?, Vec::new()),
-        None => folder.create(run, &damaged)?,
+    let begun = match &earlier {
+        Some(_) => folder.log().map(|log| (log, Vec::new())),
+        None => folder.create(run, &damaged),
     };
+    let traced = |begun| profiling.as_ref().map_or(Ok(()), Profiling::create).map(|()| begun);
+    let (mut log, set_aside) = begun.and_then(traced).map_err(|e| {
+        if fresh {
+            // Nobody else is in it: it is locked. What is left would be taken for a run.
+            drop(std::fs::remove_dir_all(folder.path()));
+        }
+        folder.unusable(e)
+    })?;
     log.count_from(began);
-    if let Some(profiling) = &profiling {
-        profiling.create()?;
-    }
     known.extend(set_aside);
+    if let Some(text) = persist::mend_held(&folder.checkpoints()) {
+        known.push(text);
+    }
     if earlier.is_none() && persist::checked(&folder.checkpoints()).is_some_and(|step| step > done) {
         // It was noted of steps that are made again.
         persist::hold(&folder.checkpoints(), &[], None);
@@ -317,6 +327,10 @@ pub fn train_mutant(
     if matches!(&summary, Err(TrainError::Deposed(_))) {
         // The summary is another one's.
         return summary;
+    }
+    if request.hosts.is_none() || summary.is_ok() {
+        // All ranks have ended: nobody writes on with what their attempts left.
+        checkpoint::sweep(&folder.checkpoints());
     }
     if let Err(e) = folder.write_summary(run, &summary) {
         // The state is saved, or the reason why it is not is about to be told.

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;
-use std::sync::atomic::{AtomicBool, AtomicU64};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use control::wire::Piece;
 use events::wall::Wall;
@@ -39,6 +39,33 @@ pub struct Pulse {
     pub broken: AtomicBool,
     /// The wall clock as this process reads it.
     pub wall: Wall,
+    /// What this process has needed memory for.
+    pub footprint: Footprint,
+}
+
+/// The plans that a process's largest resident memory is compared with: it outlives worlds, and each has a plan.
+#[derive(Debug, Default)]
+pub struct Footprint {
+    base: AtomicU64,
+    planned: AtomicU64,
+    worlds: AtomicU64,
+}
+
+impl Footprint {
+    /// A world begins, for a rank that is planned to take `planned` bytes; `resident`: what the process has before that. What
+    /// it has when a later world begins is of the one before.
+    pub fn enter(&self, resident: u64, planned: u64) {
+        if self.worlds.fetch_add(1, Ordering::Relaxed) == 0 {
+            self.base.store(resident, Ordering::Relaxed);
+        }
+        self.planned.fetch_max(planned, Ordering::Relaxed);
+    }
+
+    /// Resident before there was any state, the largest plan (both in bytes), and in how many worlds this process was.
+    pub fn so_far(&self) -> (u64, u64, u64) {
+        let of = |n: &AtomicU64| n.load(Ordering::Relaxed);
+        (of(&self.base), of(&self.planned), of(&self.worlds))
+    }
 }
 
 /// What a rank says while it runs.
