@@ -271,7 +271,7 @@ fn containers_are_read_as_what_they_hold_by_runs_and_by_tokenize() {
     }
     let out = folder.path().join("out");
     let mut kinds = Vec::new();
-    let vocabulary = data::tokenize::Vocabulary { ids: 300, eod: None, hash: [7; 32] };
+    let vocabulary = data::tokenize::Vocabulary { ids: 300, eod: None, hash: [7; 32], files: Vec::new() };
     let mut watch = |progress: data::tokenize::Progress<'_>| {
         if let data::tokenize::Progress::Begin(lines) = progress {
             kinds = lines.to_vec();

@@ -394,7 +394,8 @@ mod tests {
         let ruled = RULES.iter().map(|rule| rule.key).chain(NO_RULE.iter().flat_map(|(_, keys)| keys.iter().copied()));
         let mut ruled: Vec<_> = ruled.collect();
         let mut keys: Vec<_> = KEYS.iter().map(|key| key.path).collect();
-        (ruled.sort_unstable(), keys.sort_unstable());
+        ruled.sort_unstable();
+        keys.sort_unstable();
         assert_eq!(ruled, keys);
     }
 

@@ -249,7 +249,7 @@ pub(crate) fn checked(root: &Path) -> Option<u64> {
 /// run goes back to, and [`hold`] keeps it.
 pub(crate) fn wait_until_known(root: &Path, step: u64, patience: Duration) {
     let until = Instant::now() + patience;
-    while !held(root).iter().any(|known| *known >= step) && Instant::now() < until {
+    while !held(root).iter().flatten().any(|known| *known >= step) && Instant::now() < until {
         std::thread::sleep(Duration::from_millis(5));
     }
 }
