@@ -10,6 +10,7 @@ mod label;
 mod profile;
 pub mod pytorch;
 pub mod record;
+pub mod records;
 pub mod straggler;
 #[cfg(test)]
 mod testing;
