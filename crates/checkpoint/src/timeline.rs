@@ -8,6 +8,8 @@ use std::fs::{self, File};
 use std::hash::{BuildHasher, Hasher, RandomState};
 use std::path::Path;
 
+use events::regular;
+
 use crate::error::CheckpointError;
 use crate::folder::list;
 use crate::store::set_aside;
@@ -49,7 +51,7 @@ impl Timeline {
 
 /// The names that the folder got and the last steps that stayed, the newest first.
 fn ways_back(root: &Path) -> Vec<(String, Option<u64>)> {
-    let text = fs::read_to_string(root.join(NAME)).unwrap_or_default();
+    let text = regular::read_to_string(&root.join(NAME)).unwrap_or_default();
     let line = |line: &str| {
         let mut words = line.split_whitespace();
         Some((words.next()?.to_owned(), words.next().and_then(|after| after.parse().ok())))
@@ -82,7 +84,7 @@ pub fn go_back(root: &Path, after: u64) -> Result<Vec<u64>, CheckpointError> {
         None => format!("{name}\n"),
     };
     let text: String = std::iter::once((name, Some(after))).chain(before).map(line).collect();
-    fs::write(&new, text).and_then(|()| fs::rename(&new, &at)).map_err(CheckpointError::io("write", &at))?;
+    regular::write(&new, text).and_then(|()| fs::rename(&new, &at)).map_err(CheckpointError::io("write", &at))?;
     let mut aside = Vec::new();
     for (step, folder) in list(root)?.into_iter().filter(|(step, _)| *step > after) {
         set_aside(&folder)?;

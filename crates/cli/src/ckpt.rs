@@ -28,12 +28,15 @@ enum Command {
         /// The run's folder, or a foreign checkpoint.
         path: PathBuf,
     },
-    /// Read a checkpoint whole and check every hash; of foreign ones the structure. Exit code 2 if something is wrong.
+    /// Read checkpoints whole and check every hash; of foreign ones the structure. Exit code 2 if something is wrong.
     Verify {
-        /// The run's folder (its newest checkpoint), or one checkpoint, or a foreign one.
+        /// The run's folder (all its checkpoints), or one checkpoint, or a foreign one.
         path: PathBuf,
-        /// Every checkpoint of the run.
+        /// Of a run's folder the newest checkpoint only.
         #[arg(long)]
+        newest: bool,
+        /// Every checkpoint of the run, which is what is done without it.
+        #[arg(long, hide = true, conflicts_with = "newest")]
         all: bool,
         /// Threads, 1 to 1024 [default: all cores]
         #[arg(long, value_name = "N", value_parser = crate::threads)]
@@ -118,13 +121,18 @@ pub fn run(args: &Args) -> Result<u8, TrainError> {
     let say = Say { json: args.json };
     match &args.command {
         Command::Ls { path } => look::list(say, path),
-        Command::Verify { path, all, jobs } => look::verify(say, path, *all, *jobs),
+        Command::Verify { path, newest, all: _, jobs } => look::verify(say, path, *newest, *jobs),
         Command::Diff { a, b } => look::diff(say, a, b),
         Command::Reshard { path, sets, out } => make::reshard(say, path, sets, out.as_deref()),
         Command::Average { paths, out } => make::average(say, paths, out),
         Command::Import { hf, run, out } => make::import(say, hf, &run.load()?, out),
         Command::Export { path, hf, dtype, shard_bytes_max } => export::export(say, path, hf, dtype, *shard_bytes_max),
     }
+}
+
+/// That a run's file is one, before it is opened: reading from a pipe might never end.
+fn regular(path: &Path) -> Result<(), TrainError> {
+    events::regular::check(path).map_err(|e| TrainError::BadInput(format!("{}: {e}", path.display())))
 }
 
 /// Where the checkpoints of the run at `path` are, if it is a run's folder.

@@ -22,7 +22,7 @@ pub struct Args {
 
 pub fn run(args: &Args) -> Result<u8, TrainError> {
     let path = args.run_dir.join("events.jsonl");
-    let text = std::fs::read(&path).map_err(|e| {
+    let text = events::regular::read(&path).map_err(|e| {
         let path = path.display();
         TrainError::BadInput(format!(
             "{path} cannot be read: {e}; give the folder that `train` named as its run directory"

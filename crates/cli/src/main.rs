@@ -26,10 +26,22 @@ use ::train::launch::wire::{ABOUT_COMMAND, RANK_COMMAND};
 use clap::{CommandFactory, FromArgMatches, Parser, Subcommand};
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM, SIGXFSZ};
 
+/// What the person sees under `--help`.
+const EXIT_CODES: &str = "\
+Exit codes of a run:
+   0  done
+   2  bad input: nothing was written
+   3  stopped on request, after a checkpoint
+   4  training diverged
+   5  too many failures (guard.restarts_max)
+   6  all steps done, but the last checkpoint could not be written
+   7  something that the run was given, such as its data, could not be used any more when it had begun
+  70  internal error";
+
 /// Trains large language models on many machines. The grid defines the numbers; the layout
 /// only says where they are computed.
 #[derive(Parser)]
-#[command(version, about, propagate_version = true)]
+#[command(version, about, propagate_version = true, after_help = EXIT_CODES)]
 struct Cli {
     #[command(subcommand)]
     command: Command,

@@ -6,6 +6,7 @@ use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
+use events::regular;
 use policy::{Decision, Input, Process, Unchecked};
 use serde::{Deserialize, Serialize};
 
@@ -132,7 +133,7 @@ impl Journal {
     /// # Errors
     /// What the system refuses.
     pub fn open(path: &Path) -> io::Result<Self> {
-        let file = File::options().create(true).append(true).read(true).open(path)?;
+        let file = regular::open(File::options().create(true).append(true).read(true), path)?;
         // A line cut short by a death was not acted on.
         let text = std::fs::read(path)?;
         let len = text.iter().rposition(|byte| *byte == b'\n').map_or(0, |at| at + 1);
@@ -217,7 +218,7 @@ impl Journal {
     /// # Errors
     /// If the file cannot be read.
     pub fn read(path: &Path) -> io::Result<Vec<Entry>> {
-        Ok(entries(&std::fs::read(path)?))
+        Ok(entries(&regular::read(path)?))
     }
 }
 

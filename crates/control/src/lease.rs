@@ -9,6 +9,7 @@ use std::io;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
+use events::regular;
 use serde::{Deserialize, Serialize};
 
 use crate::agent::token;
@@ -168,7 +169,7 @@ fn text(lease: &Lease) -> String {
 }
 
 fn read(path: &Path) -> io::Result<Option<Lease>> {
-    match fs::read_to_string(path) {
+    match regular::read_to_string(path) {
         Ok(text) => serde_json::from_str(&text).map(Some).map_err(|e| {
             io::Error::other(format!("{} is no lease ({e}); remove it if no controller runs", path.display()))
         }),

@@ -4,6 +4,7 @@
 
 mod profile;
 mod recovery;
+pub mod regular;
 mod restore;
 pub mod wall;
 
@@ -116,7 +117,7 @@ pub enum Event {
     Failed {
         /// The rank.
         rank: usize,
-        /// Exit code that fits: 2 bad input, 4 diverged, 70 internal.
+        /// Exit code that fits: 4 diverged, 6 not saved, 7 something that the run was given cannot be used, 70 internal.
         code: i32,
         /// Why.
         reason: String,

@@ -5,10 +5,14 @@ use std::path::PathBuf;
 use control::wire::Cause;
 use fabric::FabricError;
 
+/// Exit code of a request that cannot be run: nothing was written.
+const BAD_INPUT: i32 = 2;
 /// Exit code of a run that was stopped on request.
 const STOPPED: i32 = 3;
 /// Exit code of a run that did all its steps, and whose end could not be saved.
 pub(crate) const NOT_SAVED: i32 = 6;
+/// Exit code of a run that had begun when something that it was given (data, a checkpoint, a setting) turned out not to be usable.
+pub(crate) const UNUSABLE: i32 = 7;
 
 /// Why a rank or a run could not go on.
 #[derive(Debug, thiserror::Error)]
@@ -92,12 +96,12 @@ pub enum TrainError {
         /// What the system said.
         source: std::io::Error,
     },
-    /// A rank said why it could not go on.
+    /// A run that has begun could not go on; mostly in the words of a rank.
     #[error("{reason}")]
     Rank {
-        /// Its exit code.
+        /// The exit code.
         code: i32,
-        /// Its words.
+        /// Why.
         reason: String,
     },
     /// A fault that was asked for was not noticed; what there is to go on from.
@@ -129,13 +133,21 @@ impl TrainError {
     /// The exit code that fits (design section 7).
     pub fn exit_code(&self) -> i32 {
         match self {
-            Self::Spec(_) | Self::Data(_) | Self::Checkpoint(_) | Self::Hf(_) | Self::Simd(_) | Self::BadInput(_) => 2,
+            Self::Spec(_) | Self::Data(_) | Self::Checkpoint(_) | Self::Hf(_) | Self::Simd(_) | Self::BadInput(_) => {
+                BAD_INPUT
+            }
             Self::Stopped(_) => STOPPED,
             Self::Diverged { .. } => 4,
             Self::LastCheckpoint(_) => NOT_SAVED,
             Self::Rank { code, .. } => *code,
             _ => 70,
         }
+    }
+
+    /// The error of a run that has begun. [`BAD_INPUT`] promises that nothing was written, which is not true any more.
+    #[must_use]
+    pub fn of_begun(self) -> Self {
+        if self.exit_code() == BAD_INPUT { Self::Rank { code: UNUSABLE, reason: self.to_string() } } else { self }
     }
 
     /// Why this world is over for a rank that could live on in another one; none: the rank itself cannot go on.
@@ -168,5 +180,20 @@ impl TrainError {
             Self::Diverged { step, .. } => Some(Cause::NotFinite { step: *step, reason: self.to_string() }),
             _ => None,
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn bad_input_is_told_apart_from_what_fails_in_a_run_that_has_begun() {
+        let bad = || TrainError::BadInput("the file is gone".into());
+        assert_eq!((bad().exit_code(), bad().of_begun().exit_code()), (2, 7));
+        assert_eq!(bad().of_begun().of_begun().to_string(), "the file is gone");
+        let said = |code| TrainError::Rank { code, reason: "why".into() }.of_begun().exit_code();
+        assert_eq!([2, 4, 5, 7, 70].map(said), [7, 4, 5, 7, 70]);
+        assert_eq!(TrainError::Internal("a bug".into()).of_begun().exit_code(), 70);
     }
 }

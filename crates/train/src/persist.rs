@@ -7,6 +7,7 @@ use checkpoint::{
     Checkpoint, CheckpointError, Digest, DigestBuilder, FileEntry, HashPiece, Kind, Meta, PieceRef, Retention,
     STATE_CHUNK, Timeline,
 };
+use events::regular;
 use kernels::NUMERICS_VERSION;
 use spec::Run;
 use spec::tensors::Cut;
@@ -208,7 +209,7 @@ pub(crate) fn hold(root: &Path, steps: &[u64], checked: Option<u64>) {
     let (new, at) = (root.join("held.json.tmp"), root.join(HELD));
     let timeline = Timeline::of(root).name();
     let text = serde_json::json!({ "schema": 1, "steps": steps, "checked": checked, "timeline": timeline });
-    let _ = std::fs::write(&new, text.to_string() + "\n").and_then(|()| std::fs::rename(&new, &at));
+    let _ = regular::write(&new, text.to_string() + "\n").and_then(|()| std::fs::rename(&new, &at));
 }
 
 /// What [`hold`] wrote, if it did.
@@ -216,12 +217,12 @@ pub(crate) fn hold(root: &Path, steps: &[u64], checked: Option<u64>) {
 /// # Errors
 /// Why it cannot be used: nobody knows then which checkpoints must stay.
 fn read_held(root: &Path) -> Result<Option<serde_json::Value>, String> {
-    let text = match std::fs::read(root.join(HELD)) {
+    let text = match regular::read_to_string(&root.join(HELD)) {
         Ok(text) => text,
         Err(e) if e.kind() == std::io::ErrorKind::NotFound => return Ok(None),
         Err(e) => return Err(e.to_string()),
     };
-    let read: serde_json::Value = serde_json::from_slice(&text).map_err(|e| format!("it is not JSON: {e}"))?;
+    let read: serde_json::Value = serde_json::from_str(&text).map_err(|e| format!("it is not JSON: {e}"))?;
     let steps = read["steps"].as_array().is_some_and(|steps| steps.iter().all(serde_json::Value::is_u64));
     let checked = read["checked"].is_u64() || read["checked"].is_null();
     match read["schema"] == 1 && steps && checked {
@@ -276,7 +277,7 @@ pub(crate) fn mark_best(root: &Path, best: &Best) {
     let Some((step, loss)) = best.best.filter(|(step, _)| checkpoint::step_dir(root, *step).exists()) else { return };
     let text = serde_json::json!({ "schema": 1, "step": step, "validation_loss": loss }).to_string() + "\n";
     let (new, at) = (root.join("best.json.tmp"), root.join("best.json"));
-    let _ = std::fs::write(&new, text).and_then(|()| std::fs::rename(&new, &at));
+    let _ = regular::write(&new, text).and_then(|()| std::fs::rename(&new, &at));
 }
 
 fn gather(parts: &[Vec<u8>]) -> Result<Vec<FileEntry>, String> {

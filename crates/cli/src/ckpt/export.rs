@@ -10,7 +10,7 @@ use spec::hf::{Export, HfConfig, Style};
 use spec::run::Source;
 use train::TrainError;
 
-use super::{Say, make, open};
+use super::{Say, make, open, regular};
 
 pub fn export(say: Say, path: &Path, out: &Path, dtype: &str, shard_bytes_max: u64) -> Result<u8, TrainError> {
     let dtype = match dtype {
@@ -19,7 +19,9 @@ pub fn export(say: Say, path: &Path, out: &Path, dtype: &str, shard_bytes_max: u
         other => return Err(TrainError::BadInput(format!("--dtype {other}: it must be f32 or bf16"))),
     };
     let (found, folder) = open(say, path)?;
-    let run = Run::load(&folder.join("run.toml"), &[], crate::cores())?;
+    let name = folder.join("run.toml");
+    regular(&name)?;
+    let run = Run::load(&name, &[], crate::cores())?;
     spec::hf::Arch::holds(&run.model)?;
     let source = run.from.as_ref().map(|from| HfConfig::read(&from.join(hf::CONFIG))).transpose()?;
     let words = Words::of(&run);

@@ -90,7 +90,7 @@ fn verdict_foreign(say: Say, path: &Path, found: &Structure) -> Result<u8, Train
     Ok(if good { 0 } else { DAMAGED })
 }
 
-pub fn verify(say: Say, path: &Path, all: bool, jobs: Option<usize>) -> Result<u8, TrainError> {
+pub fn verify(say: Say, path: &Path, newest: bool, jobs: Option<usize>) -> Result<u8, TrainError> {
     let Some(root) = checkpoints_of(path) else {
         if path.join(checkpoint::MANIFEST).exists() {
             return Ok(verify_one(say, &Checkpoint::open(path)?, jobs));
@@ -102,7 +102,7 @@ pub fn verify(say: Say, path: &Path, all: bool, jobs: Option<usize>) -> Result<u
         return Err(TrainError::BadInput(format!("no checkpoint under {}", root.display())));
     }
     let mut code = 0;
-    for (step, path) in found.iter().rev().take(if all { found.len() } else { 1 }) {
+    for (step, path) in found.iter().rev().take(if newest { 1 } else { found.len() }) {
         let one = match Checkpoint::open(path) {
             Ok(found) => verify_one(say, &found, jobs),
             Err(e) => {

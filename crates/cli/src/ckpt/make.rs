@@ -13,7 +13,7 @@ use train::TrainError;
 use train::corpus::Corpus;
 use train::persist::load_every_rank;
 
-use super::{Say, open};
+use super::{Say, open, regular};
 
 /// How the last part of a definition begins: what the data turned out to be.
 const DATA_FOUND: &str = "\n[data found]";
@@ -116,6 +116,7 @@ fn one_model(first: &Checkpoint, other: &Checkpoint) -> Result<(), TrainError> {
 pub fn reshard(say: Say, path: &Path, sets: &[String], out: Option<&Path>) -> Result<u8, TrainError> {
     let (from, folder) = open(say, path)?;
     let name = folder.join("run.toml");
+    regular(&name)?;
     let run = Run::load(&name, sets, crate::cores())?;
     let tensors = tensors(&run.model);
     holds(&from, &tensors)?;
@@ -176,6 +177,7 @@ pub fn average(say: Say, paths: &[PathBuf], out: &Path) -> Result<u8, TrainError
     all.iter().skip(1).try_for_each(|other| one_model(&all[0], other))?;
     let last = all.iter().enumerate().max_by_key(|(_, one)| one.meta().step).map_or(0, |(i, _)| i);
     let name = folders[last].join("run.toml");
+    regular(&name)?;
     let run = Run::load(&name, &[], crate::cores())?;
     let tensors = tensors(&run.model);
     all.iter().try_for_each(|one| holds(one, &tensors))?;

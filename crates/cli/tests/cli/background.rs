@@ -45,7 +45,7 @@ fn checkpoints_beside_the_steps_are_whole_and_change_nothing() {
         out.stdout.contains("checkpoint of step 100 | ") && out.stdout.contains("written beside the steps"),
         "{out}"
     );
-    let verified = lab.lockstep(&["ckpt", "verify", "out", "--all"]).expect(0);
+    let verified = lab.lockstep(&["ckpt", "verify", "out"]).expect(0);
     assert_eq!(verified.stdout.lines().filter(|line| line.starts_with("good: step ")).count(), 3, "{verified}");
     assert!(attempts(&lab).is_empty());
     // From any of them, under another layout, the same end.
@@ -62,7 +62,7 @@ fn one_that_is_due_too_early_is_skipped_aloud() {
     let out = lab.train("out", &[], &[&SETS[..], &["checkpoint.every=1", "checkpoint.keep=9"]].concat()).expect(0);
     assert_eq!(out.digest(), digest());
     assert!(out.stdout.contains("is skipped: that of step 1 is still being written"), "{out}");
-    lab.lockstep(&["ckpt", "verify", "out", "--all"]).expect(0);
+    lab.lockstep(&["ckpt", "verify", "out"]).expect(0);
 }
 
 /// Killed for good, parent or rank, while half of a checkpoint is on disk.
@@ -81,12 +81,12 @@ fn killed_in_the_middle(victim: Option<usize>) {
     }
     run.end();
     // Nothing of it passes for a checkpoint, and the one before is whole.
-    lab.lockstep(&["ckpt", "verify", "out", "--all"]).expect(0);
+    lab.lockstep(&["ckpt", "verify", "out"]).expect(0);
     let out = lab.train("out", &["--resume"], &SETS).expect(0);
     assert!(out.stdout.contains("going on after step "), "{out}");
     assert_eq!(out.digest(), digest());
     assert!(attempts(&lab).is_empty(), "the rest of the dead attempt is still there");
-    lab.lockstep(&["ckpt", "verify", "out", "--all"]).expect(0);
+    lab.lockstep(&["ckpt", "verify", "out"]).expect(0);
 }
 
 #[test]

@@ -176,7 +176,7 @@ fn without_a_complete_checkpoint_all_are_named() {
     }
     refused(&lab, &[], &["no complete checkpoint", "step-00000002", "step-00000004", "step-00000006", "--run-dir"]);
     fs::remove_dir_all(lab.path("out/checkpoints")).unwrap();
-    refused(&lab, &[], &["no complete checkpoint", "without --resume"]);
+    refused(&lab, &[], &["no complete checkpoint", "events.jsonl tells of checkpoints", "without --resume"]);
     fs::remove_dir_all(lab.path("out")).unwrap();
     refused(&lab, &[], &["no complete checkpoint", "without --resume"]);
 }
@@ -211,4 +211,53 @@ fn a_run_directory_with_something_in_it_is_left_alone() {
     same_tree(&before, &lab.tree());
     fs::create_dir_all(lab.path("new/checkpoints")).unwrap();
     lab.train("new", &[], &["train.steps=2"]).expect(0);
+}
+
+#[test]
+fn a_run_that_has_no_checkpoint_yet_starts_again_in_its_folder() {
+    let (lab, sets) = (Lab::new(), [&SETS[..], &["checkpoint.every=0", "layout.dp=2"]].concat());
+    let fatal = [&sets[..], &["guard.restarts_max=0"]].concat();
+    lab.train("out", &["--inject", "kill:1@3"], &fatal).expect(5).says(&["no checkpoint to --resume from"]);
+    // Whoever forgets what was begun here is told, and nothing is touched.
+    let before = lab.tree();
+    lab.train("out", &[], &sets).expect(2).says(&["has no checkpoint yet", "--resume", "its beginning", "--run-dir"]);
+    refused(&lab, &["train.seed=7"], &["another run", "train.seed = 1", "train.seed = 7", "run.toml"]);
+    same_tree(&before, &lab.tree());
+    resumes(&lab, &["there is no checkpoint under", "the run starts from its beginning"]);
+}
+
+#[test]
+fn a_run_killed_before_it_wrote_anything_starts_with_and_without_resume() {
+    for args in [&["--resume"][..], &[]] {
+        let lab = Lab::new();
+        fs::create_dir_all(lab.path("out/checkpoints")).unwrap();
+        lab.write("out/run.lock", "");
+        lab.train("out", args, &["train.steps=2"]).expect(0);
+    }
+}
+
+/// A pipe that nobody writes to blocks whoever opens it.
+#[test]
+fn what_is_no_file_in_a_run_folder_is_refused_and_not_waited_for() {
+    let lab = interrupted();
+    for name in
+        ["events.jsonl", "run.toml", "run.lock", "journal.jsonl", "checkpoints/timeline", "checkpoints/held.json"]
+    {
+        let path = lab.path("out").join(name);
+        let aside = path.with_extension("before");
+        let had = fs::rename(&path, &aside).is_ok();
+        let made = std::process::Command::new("mkfifo").arg(&path).status().unwrap();
+        assert!(made.success());
+        for args in [&["--resume"][..], &[]] {
+            lab.train("out", args, &SETS).expect(2).says(&[name, "a named pipe", "move it away"]);
+        }
+        fs::remove_file(&path).unwrap();
+        fs::create_dir(&path).unwrap();
+        lab.train("out", &["--resume"], &SETS).expect(2).says(&[name, "a folder", "move it away"]);
+        fs::remove_dir(&path).unwrap();
+        if had {
+            fs::rename(&aside, &path).unwrap();
+        }
+    }
+    resumes(&lab, &["going on after step 6 of "]);
 }

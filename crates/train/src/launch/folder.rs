@@ -7,13 +7,13 @@ use std::path::{Path, PathBuf};
 use std::time::Instant;
 
 use control::journal::{Entry, Journal};
-use events::Event;
+use events::{Event, regular};
 use kernels::NUMERICS_VERSION;
 use spec::Run;
 
 use super::Summary;
 use crate::best::Best;
-use crate::error::{NOT_SAVED, TrainError};
+use crate::error::{NOT_SAVED, TrainError, UNUSABLE};
 use crate::rank::Ended;
 
 /// A run's folder.
@@ -22,7 +22,7 @@ pub struct RunFolder {
 }
 
 /// Name of the file that keeps others out.
-const LOCK: &str = "run.lock";
+pub(super) const LOCK: &str = "run.lock";
 /// Name of the file of what changed bits.
 const INTERVENTIONS: &str = "interventions.jsonl";
 
@@ -46,9 +46,32 @@ pub struct EventLog {
 /// What a run's folder has from its start on, beside its events.
 const OTHERS: [&str; 3] = [LOCK, "run.toml", INTERVENTIONS];
 
+/// What is opened in a run's folder.
+const FILES: [&str; 16] = [
+    LOCK,
+    INTERVENTIONS,
+    "run.toml",
+    "run.toml.new",
+    "events.jsonl",
+    "journal.jsonl",
+    "controller.lease",
+    "summary.json",
+    "reload.request",
+    "reload.answer",
+    "checkpoints/timeline",
+    "checkpoints/timeline.tmp",
+    "checkpoints/held.json",
+    "checkpoints/held.json.tmp",
+    "checkpoints/best.json.tmp",
+    "trace/trace.json",
+];
+
+/// Folders in a run's folder.
+const FOLDERS: [&str; 3] = ["checkpoints", "trace", "flight"];
+
 impl EventLog {
     fn open(path: &Path) -> io::Result<Self> {
-        let mut file = File::options().read(true).append(true).open(path)?;
+        let mut file = regular::open(File::options().read(true).append(true), path)?;
         let mut len = file.metadata()?.len();
         let mut last = [b'\n'];
         if len > 0 {
@@ -61,7 +84,7 @@ impl EventLog {
         }
         let beside = |name| {
             let path = path.with_file_name(name);
-            File::open(&path).ok().map(|file| (file, path))
+            regular::open(File::options().read(true), &path).ok().map(|file| (file, path))
         };
         let others = OTHERS.into_iter().filter_map(beside).collect();
         Ok(Self { file, len, began: Instant::now(), broken: false, path: path.into(), others, lock: None })
@@ -147,13 +170,13 @@ impl RunFolder {
     /// Where the system refuses.
     pub fn intervene(&self, intervention: &events::Intervention) -> Result<(), TrainError> {
         let line = serde_json::to_string(intervention).map_err(|e| TrainError::Internal(e.to_string()))? + "\n";
-        let file = File::options().create(true).append(true).open(self.path.join(INTERVENTIONS));
+        let file = regular::open(File::options().create(true).append(true), &self.path.join(INTERVENTIONS));
         file.and_then(|mut file| file.write_all(line.as_bytes())).map_err(self.io("cannot write", INTERVENTIONS))
     }
 
     /// Whether it was written down.
     pub fn intervened(&self, intervention: &events::Intervention) -> bool {
-        let text = fs::read_to_string(self.path.join(INTERVENTIONS)).unwrap_or_default();
+        let text = regular::read_to_string(&self.path.join(INTERVENTIONS)).unwrap_or_default();
         text.lines()
             .any(|line| serde_json::from_str(line).is_ok_and(|told: events::Intervention| told == *intervention))
     }
@@ -201,7 +224,7 @@ impl RunFolder {
 
     /// What happened since the run was started last: seconds since then, and what.
     pub fn events_of_last_start(&self) -> Vec<(f64, Event)> {
-        let text = fs::read_to_string(self.path.join("events.jsonl")).unwrap_or_default();
+        let text = regular::read_to_string(&self.path.join("events.jsonl")).unwrap_or_default();
         let mut events: Vec<(f64, Event)> = Vec::new();
         for (t, event) in text.lines().filter_map(|line| Event::timed(line).ok()) {
             // Another start counts from zero.
@@ -230,11 +253,7 @@ impl RunFolder {
             let path = self.path.display();
             TrainError::BadInput(format!("the run directory {path} cannot be made: {e}; choose another --run-dir"))
         })?;
-        let file = File::options()
-            .create(true)
-            .truncate(false)
-            .write(true)
-            .open(self.path.join(LOCK))
+        let file = regular::open(File::options().create(true).truncate(false).write(true), &self.path.join(LOCK))
             .map_err(self.io("cannot create", LOCK))?;
         self.hold(file)
     }
@@ -244,7 +263,7 @@ impl RunFolder {
     /// # Errors
     /// If another run is in it.
     pub fn lock_if_there(&self) -> Result<Option<Lock>, TrainError> {
-        match File::options().write(true).open(self.path.join(LOCK)) {
+        match regular::open(File::options().write(true), &self.path.join(LOCK)) {
             Ok(file) => self.hold(file).map(Some),
             Err(_) => Ok(None),
         }
@@ -275,6 +294,31 @@ impl RunFolder {
         ))
     }
 
+    /// Looks at what is there before anything is opened: a pipe in the place of a file would block whoever opens it.
+    ///
+    /// # Errors
+    /// What is no file where one must be, or no folder.
+    pub fn check(&self) -> Result<(), TrainError> {
+        let refused = |path: &Path, why: &dyn std::fmt::Display| {
+            TrainError::BadInput(format!(
+                "the run directory {} cannot be used: {}: {why}",
+                self.path.display(),
+                path.display()
+            ))
+        };
+        for name in FILES {
+            let path = self.path.join(name);
+            regular::check(&path).map_err(|e| refused(&path, &e))?;
+        }
+        for name in FOLDERS {
+            let path = self.path.join(name);
+            if fs::metadata(&path).is_ok_and(|found| !found.is_dir()) {
+                return Err(refused(&path, &"it is no folder, and must be one; move it away"));
+            }
+        }
+        Ok(())
+    }
+
     fn io(&self, what: &'static str, name: &str) -> impl FnOnce(std::io::Error) -> TrainError {
         let path = self.path.join(name);
         move |source| TrainError::Io { what, path, source }
@@ -284,8 +328,7 @@ impl RunFolder {
     /// it themselves.
     pub fn best_until(&self, done: u64) -> Best {
         let path = self.path.join("events.jsonl");
-        // What is no file, such as a pipe, may never end.
-        let text = if path.is_file() { fs::read_to_string(path).unwrap_or_default() } else { String::new() };
+        let text = regular::read_to_string(&path).unwrap_or_default();
         let of = |line: &str| match Event::from_line(line) {
             Ok(Event::Validation { step, set: None, loss, .. }) => Some((step, loss)),
             _ => None,
@@ -306,10 +349,7 @@ impl RunFolder {
         let notes = self.set_aside(damaged)?;
         self.write_run(run)?;
         for name in [INTERVENTIONS, "events.jsonl"] {
-            File::options()
-                .create(true)
-                .append(true)
-                .open(self.path.join(name))
+            regular::open(File::options().create(true).append(true), &self.path.join(name))
                 .map_err(self.io("cannot create", name))?;
         }
         Ok((self.log()?, notes))
@@ -327,7 +367,7 @@ impl RunFolder {
 
     /// Adds to a death what there is to go on from.
     pub fn advise(&self, error: TrainError) -> TrainError {
-        let spent = |code: i32| [policy::BUDGET_SPENT, policy::INTERNAL, NOT_SAVED].contains(&code);
+        let spent = |code: i32| [policy::BUDGET_SPENT, policy::INTERNAL, NOT_SAVED, UNUSABLE].contains(&code);
         if !matches!(&error, TrainError::RankDied { .. })
             && !matches!(&error, TrainError::Rank { code, .. } if spent(*code))
         {
@@ -336,7 +376,9 @@ impl RunFolder {
         let newest = checkpoint::newest(&self.checkpoints()).ok().and_then(|newest| newest.checkpoint);
         let advice = match newest {
             Some(found) => format!("--resume goes on after step {}", found.meta().step),
-            None => "there is no checkpoint to --resume from (checkpoint.every makes some on the way)".into(),
+            None => {
+                "there is no checkpoint to --resume from (checkpoint.every makes some on the way): --resume starts the run from its beginning".into()
+            }
         };
         match error {
             TrainError::RankDied { rank, reason } => {
@@ -387,6 +429,6 @@ impl RunFolder {
             Err(e) => serde_json::json!({ "schema": events::SCHEMA, "ended": "failed", "reason": e.to_string() }),
         };
         let text = serde_json::to_string_pretty(&value).map_err(|e| TrainError::Internal(e.to_string()))? + "\n";
-        fs::write(self.path.join("summary.json"), text).map_err(self.io("cannot write", "summary.json"))
+        regular::write(&self.path.join("summary.json"), text).map_err(self.io("cannot write", "summary.json"))
     }
 }

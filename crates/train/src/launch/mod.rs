@@ -155,6 +155,7 @@ pub fn train_mutant(
     }
     let injection = Injection::parse(&request.inject).map_err(TrainError::BadInput)?;
     let folder = RunFolder::new(&request.folder);
+    folder.check()?;
     let mut lease = None;
     let mut lock = match &request.hosts {
         Some(hosts) => {
@@ -323,7 +324,8 @@ pub fn train_mutant(
         })
     };
     profiler.iter().filter_map(Profiler::ended).for_each(|event| observe(&event));
-    let summary = ended.and_then(|ended| collected.summary(ended, &watch.account())).map_err(|e| folder.advise(e));
+    let summary = ended.and_then(|ended| collected.summary(ended, &watch.account()));
+    let summary = summary.map_err(|e| folder.advise(e.of_begun()));
     if matches!(&summary, Err(TrainError::Deposed(_))) {
         // The summary is another one's.
         return summary;

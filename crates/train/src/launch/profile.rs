@@ -4,7 +4,7 @@ use std::fs::{self, File};
 use std::io::BufWriter;
 use std::path::{Path, PathBuf};
 
-use events::Event;
+use events::{Event, regular};
 use observe::{Observed, RankRecord};
 use program::{Mode, Program};
 use serde::{Deserialize, Serialize};
@@ -151,11 +151,11 @@ impl<'a> Profiler<'a> {
 /// Where the system refuses.
 pub(crate) fn write(record: &RankRecord, path: &Path) -> Result<(), TrainError> {
     let text = serde_json::to_string(record).map_err(|e| TrainError::Internal(e.to_string()))?;
-    fs::write(path, text).map_err(|source| TrainError::Io { what: "cannot write", path: path.to_owned(), source })
+    regular::write(path, text).map_err(|source| TrainError::Io { what: "cannot write", path: path.to_owned(), source })
 }
 
 fn read(path: &Path) -> Result<RankRecord, TrainError> {
-    let text = fs::read_to_string(path).map_err(|source| TrainError::Io {
+    let text = regular::read_to_string(path).map_err(|source| TrainError::Io {
         what: "cannot read",
         path: path.to_owned(),
         source,

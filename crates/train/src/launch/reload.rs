@@ -2,13 +2,14 @@
 //!
 //! Another binary is asked what it is by who makes the request, before the run hears of it; the run compares that with itself.
 
-use std::fs::{self, File};
-use std::io::{Read, Write};
+use std::fs;
+use std::io::Read;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
 use control::wire::{ABOUT_COMMAND, About, PROTOCOL};
+use events::regular;
 use kernels::NUMERICS_VERSION;
 use policy::Laws;
 use serde::{Deserialize, Serialize};
@@ -123,7 +124,9 @@ struct Answer {
 /// If no run is at work there, or it refuses; then it goes on unchanged.
 pub fn request(folder: &Path, sets: &[String], binary: Option<&Path>) -> Result<String, TrainError> {
     let shown = folder.display();
-    if RunFolder::new(folder).lock_if_there().is_ok() {
+    let run_folder = RunFolder::new(folder);
+    run_folder.check()?;
+    if run_folder.lock_if_there().is_ok() {
         return Err(TrainError::BadInput(format!(
             "no run is at work in {shown}; `lockstep train --resume` starts one under another layout"
         )));
@@ -136,7 +139,8 @@ pub fn request(folder: &Path, sets: &[String], binary: Option<&Path>) -> Result<
     write_whole(&path, &text).map_err(io)?;
     let deadline = Instant::now() + PATIENCE;
     while Instant::now() < deadline {
-        let answer = fs::read_to_string(folder.join(ANSWER)).ok().and_then(|t| serde_json::from_str::<Answer>(&t).ok());
+        let answer =
+            regular::read_to_string(&folder.join(ANSWER)).ok().and_then(|t| serde_json::from_str::<Answer>(&t).ok());
         if let Some(answer) = answer.filter(|answer| answer.id == id) {
             let _ = fs::remove_file(folder.join(ANSWER));
             return match answer.refused {
@@ -155,7 +159,7 @@ pub fn request(folder: &Path, sets: &[String], binary: Option<&Path>) -> Result<
 
 fn write_whole(path: &Path, text: &str) -> std::io::Result<()> {
     let draft = path.with_extension("draft");
-    File::create(&draft)?.write_all(text.as_bytes())?;
+    regular::write(&draft, text)?;
     fs::rename(draft, path)
 }
 
@@ -186,7 +190,7 @@ impl Desk {
     /// `local`: the processes are of this machine, and can be of another binary.
     pub fn look(&self, run: &Run, laws: &dyn Laws, local: bool) -> Option<Change> {
         let path = self.folder.join(REQUEST);
-        let text = fs::read_to_string(&path).ok()?;
+        let text = regular::read_to_string(&path).ok()?;
         let _ = fs::remove_file(&path);
         let request: Request = serde_json::from_str(&text).ok()?;
         let binary = request.binary.as_ref();

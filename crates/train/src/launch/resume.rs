@@ -8,10 +8,12 @@ use std::path::{Path, PathBuf};
 
 use checkpoint::store::Store;
 use checkpoint::{Checkpoint, Meta};
+use events::{Event, regular};
 use kernels::NUMERICS_VERSION;
 use policy::Unchecked;
 use spec::Run;
 
+use super::folder::LOCK;
 use super::{Resuming, RunFolder};
 use crate::error::TrainError;
 use crate::persist;
@@ -61,8 +63,12 @@ impl RunFolder {
         let unreachable = |e| TrainError::BadInput(format!("checkpoint.store cannot be used: {e}"));
         if resume == Resuming::No {
             if used {
+                let (holds, then) = match self.begun_without_checkpoint(run) {
+                    Ok(true) => ("a run that has no checkpoint yet", "start it from its beginning"),
+                    _ => ("something already", "go on with the run in it"),
+                };
                 return Err(TrainError::BadInput(format!(
-                    "the run directory {} holds something already; add --resume to go on with the run in it, or choose another --run-dir",
+                    "the run directory {} holds {holds}; add --resume to {then}, or choose another --run-dir",
                     self.path().display()
                 )));
             }
@@ -86,7 +92,21 @@ impl RunFolder {
         }
         // The newest first; of one step the nearer one.
         found.sort_by_key(|(step, path)| (std::cmp::Reverse(*step), path.is_none()));
+        if found.is_empty() && self.begun_without_checkpoint(run)? {
+            resume.notes.push(format!(
+                "there is no checkpoint under {} yet: the run starts from its beginning{}",
+                self.checkpoints().display(),
+                match self.set_aside_before()? {
+                    aside if aside.is_empty() => String::new(),
+                    aside => format!(" (set aside earlier, and not gone on from: {})", aside.join(", ")),
+                }
+            ));
+            return Ok(resume);
+        }
         let mut reasons = Vec::new();
+        if found.is_empty() && self.tells_of_checkpoints() {
+            reasons.push("\n  events.jsonl tells of checkpoints: bring them back if they were moved".to_owned());
+        }
         let older: Vec<_> = found.iter().filter_map(|(step, path)| Some((*step, path.clone()?))).collect();
         for (step, path) in found {
             let far = path.is_none();
@@ -207,7 +227,69 @@ impl RunFolder {
         resume.unchecked = Some(Unchecked { checked, sound, unseen });
     }
 
-    /// Whether something is in the folder that a new run must not touch. A place prepared for checkpoints is not.
+    /// Whether this run has begun in the folder, and has written no checkpoint: it can start there from its beginning.
+    ///
+    /// # Errors
+    /// That the run in the folder is another one, or cannot be known.
+    fn begun_without_checkpoint(&self, run: &Run) -> Result<bool, TrainError> {
+        if !checkpoint::list(&self.checkpoints())?.is_empty() {
+            return Ok(false);
+        }
+        let path = self.path().join("run.toml");
+        let text = match regular::read_to_string(&path) {
+            Ok(text) => text,
+            // Killed before it was written, nothing was begun that could be another run's.
+            Err(e) if e.kind() == io::ErrorKind::NotFound => {
+                return Ok(self.path().join(LOCK).exists() && !self.in_use()?);
+            }
+            Err(source) => return Err(TrainError::Io { what: "cannot read", path, source }),
+        };
+        let name = path.display();
+        let unclear = |e| {
+            TrainError::BadInput(format!(
+                "the run in {} has no checkpoint yet, and its run file cannot be read ({e}): choose another --run-dir",
+                self.path().display()
+            ))
+        };
+        let cores = std::thread::available_parallelism().map_or(1, |n| n.get());
+        let there = Run::parse(&text, &name.to_string(), &[], cores).map_err(unclear)?;
+        // Batches that were left out on the way are not left out before the run comes to them.
+        let plain = |run: &Run| run.definition().replace(&format!("skip = {}\n", run.train.skip), "");
+        let differences = differences(&plain(&there), &plain(run));
+        if !differences.is_empty() {
+            return Err(TrainError::BadInput(format!(
+                "{} holds another run, which has no checkpoint yet: {}; use its run file ({name}), or another --run-dir",
+                self.path().display(),
+                differences.join("; ")
+            )));
+        }
+        // Whoever moved checkpoints away wants to be told, and not to have everything computed again.
+        Ok(!self.tells_of_checkpoints() || !self.set_aside_before()?.is_empty())
+    }
+
+    /// Whether checkpoints were written here, as far as the log is there to tell.
+    fn tells_of_checkpoints(&self) -> bool {
+        let text = regular::read(&self.path().join("events.jsonl")).unwrap_or_default();
+        let told = |line: &str| matches!(Event::from_line(line), Ok(Event::Checkpoint { .. }));
+        String::from_utf8_lossy(&text).lines().any(told)
+    }
+
+    /// Names of checkpoints that were set aside.
+    fn set_aside_before(&self) -> Result<Vec<String>, TrainError> {
+        let root = self.checkpoints();
+        let names = match fs::read_dir(&root) {
+            Err(e) if e.kind() == io::ErrorKind::NotFound => return Ok(Vec::new()),
+            found => found.and_then(|found| found.map(|entry| Ok(entry?.file_name())).collect::<io::Result<Vec<_>>>()),
+        };
+        let names = names.map_err(|source| TrainError::Io { what: "cannot list", path: root, source })?;
+        let mut names: Vec<_> = names.into_iter().map(|name| name.to_string_lossy().into_owned()).collect();
+        names.retain(|name| name.starts_with("step-") && name.contains(".damaged"));
+        names.sort();
+        Ok(names)
+    }
+
+    /// Whether something is in the folder that a new run must not touch. A place prepared for checkpoints is not, nor the lock of
+    /// a run that ended before it wrote anything.
     fn in_use(&self) -> Result<bool, TrainError> {
         let refused = |reason: &dyn std::fmt::Display| {
             let path = self.path().display();
@@ -221,7 +303,12 @@ impl RunFolder {
         }
         for entry in fs::read_dir(self.path()).map_err(|e| refused(&e))? {
             let path = entry.map_err(|e| refused(&e))?.path();
-            if path != self.checkpoints() || has_steps(&path).map_err(|e| refused(&e))? {
+            let empty = match () {
+                () if path == self.path().join(LOCK) => true,
+                () if path == self.checkpoints() => !has_steps(&path).map_err(|e| refused(&e))?,
+                () => false,
+            };
+            if !empty {
                 return Ok(true);
             }
         }

@@ -52,6 +52,7 @@ pub fn start(
             let ended = match std::panic::catch_unwind(run) {
                 Ok(Ok(ended)) => Ok(ended),
                 Ok(Err(Ending { error, .. })) => {
+                    let error = error.of_begun();
                     Err(Failure { code: error.exit_code(), reason: error.to_string(), silent: false })
                 }
                 Err(_) => Err(Failure { code: 70, reason: "it panicked; the message is above".into(), silent: true }),

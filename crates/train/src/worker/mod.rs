@@ -44,6 +44,7 @@ pub fn rank_main() -> i32 {
             Err(_) => 70,
         },
         Err(e) => {
+            let e = e.of_begun();
             // Whether the last checkpoint was written all ranks were told by one.
             let alike = matches!(e, TrainError::LastCheckpoint(_));
             voice.say(&FromRank::Failed { code: e.exit_code(), reason: e.to_string(), alike });

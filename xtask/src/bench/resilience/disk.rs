@@ -142,7 +142,7 @@ pub fn verify(bench: &Bench, args: &Args) -> Result<Vec<Figure>, String> {
     for _ in bench.rounds(args.rounds) {
         let mut command = bench.machine.command(1, &bench.binary);
         let began = Instant::now();
-        process::output(command.arg("ckpt").arg("verify").arg(&run.folder), Duration::from_secs(120))?;
+        process::output(command.arg("ckpt").arg("verify").arg("--newest").arg(&run.folder), Duration::from_secs(120))?;
         rates.push(bytes / 1e9 / began.elapsed().as_secs_f64());
     }
     bench.forget(&run);
