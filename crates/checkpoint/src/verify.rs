@@ -93,6 +93,7 @@ impl Checkpoint {
             mine.collect::<Vec<_>>()
         };
         let (mut found, threads): (Vec<(usize, Found)>, usize) = std::thread::scope(|scope| {
+            // Threads that the system refuses leave their work to the others.
             let other = |_| std::thread::Builder::new().spawn_scoped(scope, work).ok();
             let others: Vec<_> = (1..threads.min(tasks.len())).map_while(other).collect();
             let threads = others.len() + 1;

@@ -63,6 +63,8 @@ impl Processes {
     /// Starts a process and says hello.
     pub fn spawn(&mut self, process: Process, beat_ms: u64, job: &serde_json::Value) {
         if let Err(e) = self.start(process, beat_ms, job) {
+            // It may be there, and hear nothing: a thread that speaks to it could not be started.
+            self.kill(process);
             let reason = format!("{}: {e}", self.program.display());
             drop(self.tell.send(News::Process(process, Heard::NotStarted(reason))));
         }
@@ -125,7 +127,7 @@ impl Processes {
 /// Reports processes that stand still, while the agent lives.
 fn watch(running: std::sync::Weak<Mutex<HashMap<Process, Running>>>, tell: Sender<News>) {
     let mut since: HashMap<Process, Instant> = HashMap::new();
-    std::thread::spawn(move || {
+    let look = move || {
         while let Some(running) = running.upgrade() {
             let pids: Vec<_> = lock(&running).iter().map(|(process, r)| (*process, r.pid)).collect();
             drop(running);
@@ -141,7 +143,9 @@ fn watch(running: std::sync::Weak<Mutex<HashMap<Process, Running>>>, tell: Sende
             }
             std::thread::sleep(LOOK);
         }
-    });
+    };
+    // Without a thread to spare, who stands still is noticed by its silence.
+    drop(std::thread::Builder::new().name("stopped".into()).spawn(look));
 }
 
 /// Stopped by a signal, as `/proc` shows it (`T`; a debugger's `t` is no fault).

@@ -4,6 +4,8 @@ use std::hint::black_box;
 use std::sync::Barrier;
 use std::time::Instant;
 
+use crate::together::together;
+
 /// Elements of each of the three vectors of a thread: 32 MiB, more than a core's own caches hold.
 const ELEMENTS: usize = 8 << 20;
 /// Bytes that one pass reads and writes, as STREAM counts them: what a write fetches first is not counted.
@@ -12,9 +14,7 @@ const PASSES: usize = 8;
 
 /// GB/s (10^9 bytes) of `threads` threads together: the best of a few passes, about 0.2 s.
 pub fn measure_bandwidth(threads: usize) -> f64 {
-    let threads = threads.max(1);
-    let barrier = Barrier::new(threads);
-    let passes = || {
+    let passes = |barrier: &Barrier| {
         let (mut a, b, c) = (vec![1.0f32; ELEMENTS], vec![2.0f32; ELEMENTS], vec![3.0f32; ELEMENTS]);
         (0..PASSES)
             .map(|_| {
@@ -26,12 +26,7 @@ pub fn measure_bandwidth(threads: usize) -> f64 {
             })
             .collect::<Vec<_>>()
     };
-    let per_thread: Vec<Vec<f64>> = std::thread::scope(|scope| {
-        let others: Vec<_> = (1..threads).map(|_| scope.spawn(passes)).collect();
-        let mut all = vec![passes()];
-        all.extend(others.into_iter().map(|t| t.join().expect("the loop does not panic")));
-        all
-    });
+    let per_thread = together(threads, passes);
     (0..PASSES).map(|i| per_thread.iter().map(|t| t[i]).sum()).fold(0.0, f64::max)
 }
 

@@ -29,6 +29,7 @@ mod rope;
 mod router;
 mod simd;
 mod team;
+mod together;
 mod xent;
 
 pub use attention::{AttnShape, Queries, attention, attention_backward};

@@ -7,6 +7,7 @@ use std::time::{Duration, Instant};
 #[cfg(target_arch = "x86_64")]
 use crate::simd::Path;
 use crate::simd::{Level, Simd};
+use crate::together::together;
 
 /// Short enough to fit between two interruptions of a busy machine.
 const SAMPLE: Duration = Duration::from_millis(2);
@@ -20,9 +21,7 @@ const ROUNDS: usize = 5_000;
 /// If the CPU lacks `simd`.
 pub fn measure_peak(simd: Simd, threads: usize) -> f64 {
     let level = Level::new(simd).unwrap_or_else(|e| panic!("{e}"));
-    let threads = threads.max(1);
-    let barrier = Barrier::new(threads);
-    let sample = || {
+    let sample = |barrier: &Barrier| {
         (0..SAMPLES)
             .map(|_| {
                 barrier.wait();
@@ -34,12 +33,7 @@ pub fn measure_peak(simd: Simd, threads: usize) -> f64 {
             })
             .collect::<Vec<_>>()
     };
-    let per_thread: Vec<Vec<f64>> = std::thread::scope(|scope| {
-        let others: Vec<_> = (1..threads).map(|_| scope.spawn(sample)).collect();
-        let mut all = vec![sample()];
-        all.extend(others.into_iter().map(|t| t.join().expect("the loop does not panic")));
-        all
-    });
+    let per_thread = together(threads, sample);
     (0..SAMPLES).map(|i| per_thread.iter().map(|t| t[i]).sum()).fold(0.0, f64::max)
 }
 

@@ -127,10 +127,13 @@ pub fn save(executor: &mut Executor, root: &Path, step: u64, best: &Best) -> Res
         let (tp, tensors, pieces) = (executor.place.grid_tp, &executor.tensors, own_pieces(executor));
         // All that this rank holds is hashed, once, while the disk takes in what it writes.
         std::thread::scope(|scope| {
-            let writer = scope.spawn(|| checkpoint::write_unhashed(root, step, tensors, tp, &pieces));
+            let write = || checkpoint::write_unhashed(root, step, tensors, tp, &pieces);
+            let writer = std::thread::Builder::new().name("checkpoint".into()).spawn_scoped(scope, write);
             let mine = hash_pieces(executor);
             let digest = digest_of(executor, cursor, &mine);
-            (writer.join().map(|written| written.and_then(|files| files.with(tensors, &mine))), digest)
+            // Where the system refuses the thread this one writes when it has hashed.
+            let written = writer.map_or_else(|_| Ok(write()), |writer| writer.join());
+            (written.map(|written| written.and_then(|files| files.with(tensors, &mine))), digest)
         })
     };
     let digest = digest?;

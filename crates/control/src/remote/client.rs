@@ -122,13 +122,14 @@ pub fn run(agent: &Agent, say: &dyn Fn(&str)) -> io::Result<Ended> {
     let (tell, inbox) = channel();
     let (told, news) = channel();
     let bridge = tell.clone();
-    std::thread::spawn(move || {
+    let carry = move || {
         for news in news {
             if bridge.send(In::News(news)).is_err() {
                 break;
             }
         }
-    });
+    };
+    std::thread::Builder::new().name("news".into()).spawn(carry)?;
     let (silence_ms, over) = (Arc::new(AtomicU64::new(SILENCE_MS)), Arc::new(AtomicBool::new(false)));
     let dial = Dial {
         controllers: agent.controllers.clone(),

@@ -115,7 +115,7 @@ impl Dial {
         self.known.fetch_max(epoch, Ordering::Relaxed);
         let (words, to_say) = std::sync::mpsc::sync_channel::<Vec<u8>>(WAITING_MAX);
         let mut writing = stream.try_clone().map_err(io)?;
-        std::thread::spawn(move || {
+        let write = move || {
             let mut sealer = Sealer::new(keys.up);
             for payload in to_say {
                 if writing.write_all(&sealer.seal(&payload)).is_err() {
@@ -123,7 +123,8 @@ impl Dial {
                 }
             }
             let _ = writing.shutdown(std::net::Shutdown::Both);
-        });
+        };
+        std::thread::Builder::new().name("to-controller".into()).spawn(write).map_err(io)?;
         let up = Up {
             number,
             epoch,

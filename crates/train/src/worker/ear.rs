@@ -55,12 +55,15 @@ fn lock(world: &Mutex<World>) -> MutexGuard<'_, World> {
 
 impl Ear {
     /// Listens from now on; the end of the input is the end of this process.
-    pub fn listen(input: impl BufRead + Send + 'static, voice: Arc<Voice>) -> Self {
+    ///
+    /// # Errors
+    /// Where no thread can be started.
+    pub fn listen(input: impl BufRead + Send + 'static, voice: Arc<Voice>) -> std::io::Result<Self> {
         let (tell, words) = channel();
         let ear =
             Self { words, later: VecDeque::new(), world: Arc::default(), stop: Arc::default(), pulse: Arc::default() };
         let (world, stop, pulse) = (ear.world.clone(), ear.stop.clone(), ear.pulse.clone());
-        std::thread::spawn(move || {
+        let hear = move || {
             for line in input.lines().map_while(Result::ok) {
                 let Ok(word) = serde_json::from_str(&line) else { continue };
                 match &word {
@@ -85,8 +88,9 @@ impl Ear {
             }
             // The agent closed our input: it is gone, or wants us gone.
             std::process::exit(70);
-        });
-        ear
+        };
+        std::thread::Builder::new().name("ear".into()).spawn(hear)?;
+        Ok(ear)
     }
 
     /// The next word that asks for something of this thread. Waits; if nothing can come any more the process is ending.

@@ -66,8 +66,9 @@ fn life(voice: &Arc<Voice>) -> Result<Ended, TrainError> {
     };
     die_with_parent(parent)?;
     let spec: JobSpec = serde_json::from_value(job).map_err(|e| unclear(&e))?;
-    let mut ear = Ear::listen(input, voice.clone());
-    voice.beat(beat_ms, ear.pulse().clone(), ear.still_ms());
+    let no_thread = |e| TrainError::Internal(format!("a rank cannot start a thread: {e} (look at ulimit -u and -v)"));
+    let mut ear = Ear::listen(input, voice.clone()).map_err(no_thread)?;
+    voice.beat(beat_ms, ear.pulse().clone(), ear.still_ms()).map_err(no_thread)?;
     let ctx = Ctx::new(spec.simd.parse()?, 1);
     let mut worker = Worker { spec, voice, data: None, remains: None, check: None };
     let mut waits = false;

@@ -29,14 +29,23 @@ impl Voice {
     }
 
     /// From now on a sign of life every `every_ms`.
-    pub fn beat(self: &Arc<Self>, every_ms: u64, pulse: Arc<Pulse>, still_ms: impl Fn() -> u64 + Send + 'static) {
+    ///
+    /// # Errors
+    /// Where no thread can be started.
+    pub fn beat(
+        self: &Arc<Self>,
+        every_ms: u64,
+        pulse: Arc<Pulse>,
+        still_ms: impl Fn() -> u64 + Send + 'static,
+    ) -> std::io::Result<()> {
         let voice = self.clone();
-        std::thread::spawn(move || {
+        let beat = move || {
             loop {
                 let [step, work] = [&pulse.step, &pulse.work].map(|n| n.load(Ordering::Relaxed));
                 voice.say(&FromRank::Beat { step, work, still_ms: still_ms() });
                 std::thread::sleep(Duration::from_millis(every_ms.max(1)));
             }
-        });
+        };
+        std::thread::Builder::new().name("beat".into()).spawn(beat).map(drop)
     }
 }
