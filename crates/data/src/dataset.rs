@@ -5,6 +5,7 @@ use std::path::Path;
 use spec::run::{DataConfig, Packing};
 
 use crate::bestfit::BestFit;
+use crate::content::{Known, Reading};
 use crate::mixture::Mixture;
 use crate::open::{self, Entropy, Opened};
 use crate::permute::Permutation;
@@ -132,10 +133,20 @@ impl Part {
         if found < seq as u64 {
             return Err(DataError::TooLittle { origin, unit, found, needed: seq as u64 });
         }
-        if self.train.sequences() == 0 {
+        if !self.has_targets(Split::Train) {
             return Err(DataError::NoTarget { origin, split: "train", unit, found, needed: 2 });
         }
         Ok(())
+    }
+
+    /// Whether any token of `split` has a target.
+    fn has_targets(&self, split: Split) -> bool {
+        match (split, &self.train) {
+            (Split::Train, Pack::Stream(stream)) => stream.has_targets(),
+            // What has no target is not packed.
+            (Split::Train, Pack::BestFit(plan)) => plan.sequences() > 0,
+            (Split::Validation, _) => self.validation.has_targets(),
+        }
     }
 }
 
@@ -155,10 +166,23 @@ impl Dataset {
     /// damaged files of tokens, more ids than the model has, less training text than one sequence, held-out text
     /// without a target.
     pub fn open(config: &DataConfig, seq: usize, cargo_home: Option<&Path>) -> Result<Self, DataError> {
+        Self::open_with(config, seq, cargo_home, Reading::ALL)
+    }
+
+    /// [`Dataset::open`]; files of tokens are read as `reading` says.
+    ///
+    /// # Errors
+    /// As for [`Dataset::open`].
+    pub fn open_with(
+        config: &DataConfig,
+        seq: usize,
+        cargo_home: Option<&Path>,
+        reading: Reading,
+    ) -> Result<Self, DataError> {
         if seq == 0 || seq >= u32::MAX as usize {
             return Err(DataError::SequenceLength { seq, max: u32::MAX - 1 });
         }
-        let mut opened = open::open(config, cargo_home)?;
+        let mut opened = open::open(config, cargo_home, reading)?;
         let mut kinds = Kinds::default();
         opened.iter_mut().for_each(|source| kinds.merge(std::mem::take(&mut source.kinds)));
         let entropy = opened[0].entropy.take();
@@ -171,7 +195,7 @@ impl Dataset {
         let dataset = Self { config: config.clone(), seq, parts, mixture, hash, kinds, entropy };
         dataset.parts.iter().try_for_each(|part| part.check(seq))?;
         let asked = config.validation > 0.0 || !config.validation_paths.is_empty();
-        if asked && dataset.sequences(Split::Validation) == 0 {
+        if asked && !dataset.has_targets(Split::Validation) {
             let part = &dataset.parts[dataset.parts.len() - 1];
             let found = dataset.parts.iter().map(|part| part.tokens(Split::Validation) as u64).sum();
             let (origin, needed) = (part.origin.clone(), if part.store.eod.is_some() { 1 } else { 2 });
@@ -227,6 +251,25 @@ impl Dataset {
                 before + Permutation::new(n, key).at(nth % n)
             }
         }
+    }
+
+    /// Whether any token of `split` has a target; without one there is nothing to learn from or to score.
+    pub fn has_targets(&self, split: Split) -> bool {
+        self.parts.iter().any(|part| part.has_targets(split))
+    }
+
+    /// That nobody wrote to a file of which tokens were taken since the last call. Sequences that were cut before it are
+    /// what the data set held when it was opened. Text lies in memory, and nobody can.
+    ///
+    /// # Errors
+    /// [`DataError::Changed`].
+    pub fn unchanged(&self) -> Result<(), DataError> {
+        self.parts.iter().try_for_each(|part| part.store.unchanged())
+    }
+
+    /// Notes in `known` the files that were read whole, for other processes of this host.
+    pub fn tell(&self, known: &mut Known) {
+        self.parts.iter().for_each(|part| part.store.tell(known));
     }
 
     /// Epochs begun and done of each source after `sequences` sequences of training, in the order of `data.paths`.
@@ -313,6 +356,24 @@ impl Dataset {
             parts.push(("end-of-document token", eod.to_string()));
         }
         parts
+    }
+
+    /// What there is of it, for comparison with another copy of the same data: content as it was read, no paths.
+    pub fn identity(&self) -> Vec<(String, String)> {
+        let mut all = Vec::new();
+        let several = self.parts.len() > 1;
+        for (number, part) in self.parts.iter().enumerate() {
+            let of = if several { format!("source {}: ", number + 1) } else { String::new() };
+            let held = part.pieces(Split::Validation);
+            all.push((format!("{of}documents"), part.store.pieces.len().to_string()));
+            all.push((format!("{of}{}", part.unit()), part.store.len().to_string()));
+            all.push((format!("{of}blake3"), hex(&part.hash)));
+            all.push((format!("{of}documents held out"), held.len().to_string()));
+        }
+        // The hashes above say more than the one of all together.
+        let settings = self.fingerprint_parts().into_iter().filter(|(name, _)| *name != "text hash");
+        all.extend(settings.map(|(name, value)| (name.to_owned(), value)));
+        all
     }
 
     /// BLAKE3 over [`Dataset::fingerprint_parts`].

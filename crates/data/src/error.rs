@@ -2,6 +2,13 @@
 
 use std::path::PathBuf;
 
+/// What to do about documents of one token, to train on.
+const JOIN: &str = "join short documents, or set data.masks to false, so that each token is followed by one to predict";
+
+/// The same to validate on.
+const OTHERS: &str =
+    "hold out other documents, or set data.validation to 0 with no data.validation_paths to do without validation";
+
 /// Why a data set cannot be opened. The text names the operands, then the remedy.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
@@ -72,6 +79,46 @@ pub enum DataError {
         /// What is wrong, with the numbers.
         what: String,
     },
+    /// A file that was written to while it was opened.
+    #[error("{path} is being written to; begin when it is complete, and let nobody write to the data of a run", path = path.display())]
+    Busy {
+        /// The file.
+        path: PathBuf,
+    },
+    /// A file that was written to after it was opened.
+    #[error(
+        "{path} was written to after this run had opened it: what it holds now is not what the run trains on; bring back the file \
+         as it was, then go on with --resume",
+        path = path.display()
+    )]
+    Changed {
+        /// The file.
+        path: PathBuf,
+    },
+    /// A token id that does not exist.
+    #[error(
+        "{path} has id {id} at token {token} (token {place} of document {document}), but {says}; {bad} such {ids} in the \
+         file; {remedy}",
+        path = path.display(), ids = if *bad == 1 { "id is" } else { "ids are" }
+    )]
+    Id {
+        /// The file.
+        path: PathBuf,
+        /// The first such id.
+        id: i128,
+        /// Where it stands in the file, from 0.
+        token: usize,
+        /// In which document, from 0.
+        document: usize,
+        /// Where in that, from 0.
+        place: usize,
+        /// What ids there are, and by whom.
+        says: String,
+        /// How many such ids there are.
+        bad: u64,
+        /// What to do.
+        remedy: String,
+    },
     /// A path of `data.source = "tokens"` that holds none.
     #[error(
         "{path} ({key}) is neither a folder of tokens (it has no header.json) nor the prefix of Megatron files (there is \
@@ -86,17 +133,15 @@ pub enum DataError {
     },
     /// More token ids than the model has.
     #[error(
-        "{path} has {ids} token ids ({what}), but model.vocab is {vocab}; set model.vocab to at least {ids}, or use data of a \
+        "{path} has {ids} token ids (its tokenizer), but model.vocab is {vocab}; set model.vocab to at least {ids}, or use data of a \
          smaller tokenizer",
         path = path.display()
     )]
     Vocabulary {
-        /// The folder or file.
+        /// The folder.
         path: PathBuf,
-        /// Its largest id plus one.
+        /// The largest id of its tokenizer plus one.
         ids: u64,
-        /// Where that number is from.
-        what: &'static str,
         /// The model's.
         vocab: usize,
     },
@@ -245,8 +290,8 @@ pub enum DataError {
     },
     /// A split was asked for, but none of its tokens has a target.
     #[error(
-        "nothing to {split} on in {origin}: {found} {unit} found, {needed} needed in one document for a target; add text, \
-         or set data.validation to 0 with no data.validation_paths to do without validation"
+        "nothing to {split} on in {origin}: {found} {unit} found, and no document of {needed}, which a target needs; {remedy}",
+        remedy = if *split == "train" { JOIN } else { OTHERS }
     )]
     NoTarget {
         /// Where the text came from.
@@ -259,6 +304,17 @@ pub enum DataError {
         found: u64,
         /// Of a document that has a target.
         needed: u64,
+    },
+    /// The sequences that validation would score have no token with a target.
+    #[error(
+        "validation would score nothing: no token of the first {sequences} of {held_out} held-out sequences (train.eval_sequences) \
+         has a target; raise train.eval_sequences, or hold out longer documents"
+    )]
+    NothingScored {
+        /// Those that would be scored.
+        sequences: u64,
+        /// All that there are.
+        held_out: u64,
     },
     /// A sequence length that cannot be cut.
     #[error("sequences of {seq} tokens cannot be cut; set train.seq to at least 1 and at most {max}")]

@@ -7,13 +7,13 @@
 //! | [`HEADER`] | JSON, see [`Header`]; written last: without it there is no data |
 //! | [`TOKENIZER_FILES`] | the tokenizer that wrote the tokens, as it was: an exported model needs it |
 
-use std::fs::{self, File};
+use std::fs;
 use std::path::{Path, PathBuf};
 
-use memmap2::Mmap;
 use serde::{Deserialize, Serialize};
 
 use crate::DataError;
+use crate::content::{Limit, Mapped, Reading, Word};
 use crate::store::Ids;
 
 /// Name of the file of tokens.
@@ -115,7 +115,7 @@ pub(crate) fn is_folder(path: &Path) -> bool {
     path.join(HEADER).is_file()
 }
 
-/// The header of the folder at `path`, without a look at its tokens.
+/// The header of the folder at `path`, which is believed: nobody looks at its tokens.
 ///
 /// # Errors
 /// No readable header.
@@ -129,9 +129,8 @@ pub fn header(path: &Path, key: &'static str) -> Result<Header, DataError> {
     Header::parse(&bytes, &name)
 }
 
-/// Opens the folder at `path` and checks its sizes and its index; the content is not read.
-pub(crate) fn open(path: &Path, key: &'static str) -> Result<Folder, DataError> {
-    let header = header(path, key)?;
+/// Opens the folder of `header` at `path`: sizes, index, hashes and every id must be as the header says.
+pub(crate) fn open(path: &Path, header: Header, key: &'static str, reading: Reading) -> Result<Folder, DataError> {
     let width = header.width().expect("checked");
     let index = path.join(DOCUMENTS);
     let bytes = fs::read(&index).map_err(|source| DataError::Read { path: index.clone(), key, source })?;
@@ -142,7 +141,6 @@ pub(crate) fn open(path: &Path, key: &'static str) -> Result<Folder, DataError> 
     }
     let documents = lengths(&bytes, &header).map_err(|what| damaged(&index, what))?;
     let tokens = path.join(TOKENS);
-    let ids = map(&tokens, width, key)?;
     let (found, wanted) = (size_of(&tokens, key)?, header.tokens * width as u64);
     if found != wanted {
         let count = header.tokens;
@@ -151,7 +149,26 @@ pub(crate) fn open(path: &Path, key: &'static str) -> Result<Folder, DataError> 
             format!("{found} bytes found, {wanted} needed for {count} tokens of {}", header.dtype),
         ));
     }
-    Ok(Folder { header, ids, documents })
+    as_said(&index, blake3::hash(&bytes).into(), &header.documents_blake3)?;
+    let lengths: Vec<usize> = documents.iter().map(|(tokens, _)| *tokens).collect();
+    let remedy = "header.json or tokens.bin is not as it was written: tokenize again, or copy the folder again";
+    let limit = Limit { ids: header.vocab, says: "header.json", remedy, documents: &lengths };
+    let word = Word { width, signed: false };
+    let Some(file) = Mapped::open(&tokens, word, &[], limit, key, reading)? else {
+        as_said(&tokens, blake3::hash(&[]).into(), &header.tokens_blake3)?;
+        return Ok(Folder { header, ids: Ids::None, documents });
+    };
+    as_said(&tokens, file.hash(), &header.tokens_blake3)?;
+    Ok(Folder { header, ids: Ids::Mapped(file), documents })
+}
+
+/// The content of `path` is what the header says.
+fn as_said(path: &Path, found: [u8; 32], header: &str) -> Result<(), DataError> {
+    let found = blake3::Hash::from(found).to_hex();
+    if found.eq_ignore_ascii_case(header) {
+        return Ok(());
+    }
+    Err(damaged(path, format!("its content has blake3 {found}, header.json says {header}")))
 }
 
 /// Tokens and bytes of text of each document, from ends that ascend to the header's totals.
@@ -174,19 +191,6 @@ fn lengths(index: &[u8], header: &Header) -> Result<Vec<(usize, u64)>, String> {
         return Err(format!("its documents end at {last:?}, the header says {tokens} tokens and {bytes} bytes"));
     }
     Ok(documents)
-}
-
-/// Maps a file of words of `width` bytes.
-pub(crate) fn map(path: &Path, width: usize, key: &'static str) -> Result<Ids, DataError> {
-    let fail = |source| DataError::Read { path: path.to_owned(), key, source };
-    let file = File::open(path).map_err(fail)?;
-    if file.metadata().map_err(fail)?.len() == 0 {
-        return Ok(Ids::None);
-    }
-    // SAFETY: the map is read only. Files of tokens are written under another name and not changed once they have
-    // theirs; whoever truncates one during a run ends the run, as it would any reader.
-    let map = unsafe { Mmap::map(&file) }.map_err(fail)?;
-    Ok(Ids::Mapped(map, width))
 }
 
 pub(crate) fn size_of(path: &Path, key: &'static str) -> Result<u64, DataError> {

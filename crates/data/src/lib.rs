@@ -17,6 +17,7 @@
 mod austen;
 mod bestfit;
 mod cargo;
+pub mod content;
 mod dataset;
 mod error;
 pub mod folder;
@@ -85,7 +86,7 @@ pub fn is_tokens(path: &std::path::Path) -> bool {
 
 /// True if `path` is a folder of tokens that names an end-of-document token.
 pub fn has_eod(path: &std::path::Path) -> bool {
-    folder::open(path, "PATH").is_ok_and(|folder| folder.header.eod.is_some())
+    folder::header(path, "PATH").is_ok_and(|header| header.eod.is_some())
 }
 
 /// The text of `tokens`: bytes that are not UTF-8 become U+FFFD, [`EOD`] becomes `<eod>`, other ids are left out.

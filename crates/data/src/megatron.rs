@@ -7,9 +7,10 @@
 use std::fs;
 use std::path::{Path, PathBuf};
 
-use crate::DataError;
-use crate::folder::{damaged, map, size_of};
+use crate::content::{Limit, Mapped, Reading, Word};
+use crate::folder::{damaged, size_of};
 use crate::store::Ids;
+use crate::{DataError, IGNORE};
 
 const MAGIC: &[u8; 9] = b"MMIDIDX\0\0";
 const VERSION: u64 = 1;
@@ -18,21 +19,24 @@ const HEADER_BYTES: usize = 34;
 /// What an index says.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Index {
-    /// Bytes of a token.
-    pub width: usize,
+    /// How a token is written.
+    pub word: Word,
     /// Tokens of each document.
     pub documents: Vec<usize>,
     /// Tokens of all.
     pub tokens: u64,
 }
 
-/// Bytes of a token by its code.
-fn width(code: u8) -> Result<usize, String> {
+/// How a token is written, by its code.
+fn word_of(code: u8) -> Result<Word, String> {
+    let word = |width, signed| Ok(Word { width, signed });
     match code {
-        1 | 2 => Ok(1),
-        3 | 8 => Ok(2),
-        4 => Ok(4),
-        5 => Ok(8),
+        1 => word(1, false),
+        2 => word(1, true),
+        3 => word(2, true),
+        4 => word(4, true),
+        5 => word(8, true),
+        8 => word(2, false),
         6 | 7 => Err(format!("dtype code {code} is floating point; token ids are whole numbers")),
         _ => Err(format!("dtype code {code} is unknown; 1 u8, 2 i8, 3 i16, 4 i32, 5 i64 and 8 u16 are read")),
     }
@@ -50,12 +54,12 @@ impl Index {
         if bytes.len() < HEADER_BYTES {
             return Err(format!("{} bytes found, {HEADER_BYTES} needed for the header", bytes.len()));
         }
-        let word = |at: usize| u64::from_le_bytes(bytes[at..at + 8].try_into().expect("eight bytes"));
-        if word(9) != VERSION {
-            return Err(format!("it has version {}; version {VERSION} is read", word(9)));
+        let number = |at: usize| u64::from_le_bytes(bytes[at..at + 8].try_into().expect("eight bytes"));
+        if number(9) != VERSION {
+            return Err(format!("it has version {}; version {VERSION} is read", number(9)));
         }
-        let width = width(bytes[17])?;
-        let (sequences, marks) = (word(18), word(26));
+        let word = word_of(bytes[17])?;
+        let (width, sequences, marks) = (word.width, number(18), number(26));
         let needed = u128::from(sequences) * 12 + u128::from(marks) * 8 + HEADER_BYTES as u128;
         let found = bytes.len() as u128;
         if found != needed && found != needed + u128::from(sequences) {
@@ -85,7 +89,7 @@ impl Index {
             return Err(format!("its document marks do not ascend from 0 to {sequences}: {ends:?}"));
         }
         let document = |pair: &[i64]| lengths[pair[0] as usize..pair[1] as usize].iter().map(|&n| n as usize).sum();
-        Ok(Self { width, documents: marks.windows(2).map(document).collect(), tokens })
+        Ok(Self { word, documents: marks.windows(2).map(document).collect(), tokens })
     }
 }
 
@@ -106,14 +110,21 @@ pub(crate) fn is_prefix(path: &Path) -> bool {
     files(path)[1].is_file()
 }
 
-/// Opens both files of the prefix `path` and checks that they fit. Returns them with the index's hash.
-pub(crate) fn open(path: &Path, key: &'static str) -> Result<(Ids, Index, blake3::Hash), DataError> {
+/// Opens both files of the prefix `path` and checks that they fit, and that every id is below `vocab`. Returns them with
+/// the hash of both.
+pub(crate) fn open(
+    path: &Path,
+    vocab: usize,
+    key: &'static str,
+    reading: Reading,
+) -> Result<(Ids, Index, [u8; 32]), DataError> {
     let [bin, idx] = files(path);
     let bytes = fs::read(&idx).map_err(|source| DataError::Read { path: idx.clone(), key, source })?;
     let index = Index::parse(&bytes).map_err(|what| damaged(&idx, what))?;
-    let (found, wanted) = (size_of(&bin, key)?, index.tokens * index.width as u64);
+    let width = index.word.width;
+    let (found, wanted) = (size_of(&bin, key)?, index.tokens * width as u64);
     if found != wanted {
-        let (tokens, width) = (index.tokens, index.width);
+        let tokens = index.tokens;
         return Err(damaged(
             &idx,
             format!(
@@ -122,10 +133,14 @@ pub(crate) fn open(path: &Path, key: &'static str) -> Result<(Ids, Index, blake3
             ),
         ));
     }
-    let ids = map(&bin, index.width, key)?;
-    let hash = match &ids {
-        Ids::Mapped(map, _) => blake3::Hasher::new().update(&bytes).update(map).finalize(),
-        _ => blake3::hash(&bytes),
-    };
-    Ok((ids, index, hash))
+    let ids = (vocab as u64).min(u64::from(IGNORE));
+    let remedy = "set model.vocab to at least {ids}, or use data of a smaller tokenizer";
+    let limit = Limit { ids, says: "model.vocab", remedy, documents: &index.documents };
+    Ok(match Mapped::open(&bin, index.word, &bytes, limit, key, reading)? {
+        Some(file) => {
+            let hash = file.hash();
+            (Ids::Mapped(file), index, hash)
+        }
+        None => (Ids::None, index, *blake3::hash(&bytes).as_bytes()),
+    })
 }

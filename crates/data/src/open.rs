@@ -5,7 +5,8 @@ use std::path::{Path, PathBuf};
 
 use spec::run::{DataConfig, Source};
 
-use crate::store::{Piece, Store};
+use crate::content::Reading;
+use crate::store::Store;
 use crate::synthetic::{self, Language};
 use crate::text::kinds::Kinds;
 use crate::text::{self, Documents, Reading};
@@ -13,9 +14,6 @@ use crate::{DataError, EOD, austen, cargo, folder, megatron};
 
 const PATHS: &str = "data.paths";
 const HELD_OUT: &str = "data.validation_paths";
-
-/// Most tokens read at once to find the largest.
-const SCAN_TOKENS: usize = 1 << 16;
 
 /// What is known of the synthetic language, in bits per byte.
 #[derive(Debug)]
@@ -39,7 +37,7 @@ pub(crate) struct Opened {
 }
 
 /// Every source that `config` names: one, or one per path where there are weights.
-pub(crate) fn open(config: &DataConfig, cargo_home: Option<&Path>) -> Result<Vec<Opened>, DataError> {
+pub(crate) fn open(config: &DataConfig, cargo_home: Option<&Path>, reading: Reading) -> Result<Vec<Opened>, DataError> {
     if matches!(config.source, Source::Text | Source::Tokens) && config.paths.is_empty() {
         return Err(DataError::NoPaths);
     }
@@ -48,7 +46,7 @@ pub(crate) fn open(config: &DataConfig, cargo_home: Option<&Path>) -> Result<Vec
     let last = groups.len() - 1;
     let held_out = |at: usize| if at == last { config.validation_paths.as_slice() } else { &[] };
     if config.source == Source::Tokens {
-        let mut tokens = Tokens { config, first: None };
+        let mut tokens = Tokens { config, reading, first: None };
         return groups.iter().enumerate().map(|(at, paths)| tokens.open(paths, held_out(at))).collect();
     }
     let without = text::list::canonical_files(&config.validation_paths, HELD_OUT)?;
@@ -121,6 +119,7 @@ fn hash(text: &[u8], ends: &[usize]) -> [u8; 32] {
 /// Opens sources of tokens; all folders of a run must be of one tokenizer.
 struct Tokens<'a> {
     config: &'a DataConfig,
+    reading: Reading<'a>,
     /// The first folder, what it says of its tokenizer, and its end-of-document token.
     first: Option<(PathBuf, String, Option<u32>)>,
 }
@@ -158,8 +157,9 @@ impl Tokens<'_> {
         hasher: &mut blake3::Hasher,
     ) -> Result<Option<u32>, DataError> {
         if folder::is_folder(path) {
-            let folder::Folder { header, ids, documents } = folder::open(path, key)?;
-            self.fits(path, header.vocab, "its tokenizer")?;
+            let header = folder::header(path, key)?;
+            self.fits(path, header.vocab)?;
+            let folder::Folder { header, ids, documents } = folder::open(path, header, key, self.reading)?;
             let (eod, tokenizer) = (header.eod, header.tokenizer_blake3);
             let (first, expected, first_eod) =
                 self.first.get_or_insert_with(|| (path.to_owned(), tokenizer.clone(), eod));
@@ -178,34 +178,17 @@ impl Tokens<'_> {
         if !megatron::is_prefix(path) {
             return Err(DataError::NotTokens { path: path.to_owned(), key });
         }
-        let (ids, index, hash) = megatron::open(path, key)?;
-        let first = store.pieces.len();
+        let (ids, index, hash) = megatron::open(path, self.config.vocab, key, self.reading)?;
         store.push(ids, index.documents.into_iter().map(|tokens| (tokens, 0)));
-        let ids = largest(store, &store.pieces[first..]).map_or(0, |id| u64::from(id) + 1);
-        self.fits(path, ids, "the largest in the file")?;
-        hasher.update(hash.as_bytes());
+        hasher.update(&hash);
         Ok(None)
     }
 
-    fn fits(&self, path: &Path, ids: u64, what: &'static str) -> Result<(), DataError> {
+    fn fits(&self, path: &Path, ids: u64) -> Result<(), DataError> {
         let vocab = self.config.vocab;
         if ids <= vocab as u64 {
             return Ok(());
         }
-        Err(DataError::Vocabulary { path: path.to_owned(), ids, what, vocab })
+        Err(DataError::Vocabulary { path: path.to_owned(), ids, vocab })
     }
-}
-
-/// The largest id of `pieces`.
-fn largest(store: &Store, pieces: &[Piece]) -> Option<u32> {
-    let mut tokens = Vec::new();
-    let mut largest = None;
-    for piece in pieces {
-        for from in piece.range().step_by(SCAN_TOKENS) {
-            tokens.clear();
-            store.read(from..piece.end.min(from + SCAN_TOKENS), &mut tokens);
-            largest = largest.max(tokens.iter().copied().max());
-        }
-    }
-    largest
 }

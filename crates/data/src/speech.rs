@@ -43,7 +43,7 @@ impl Speech {
         let tokenizer = crate::tokenizer::Tokenizer::open(path)?;
         let hash = blake3::Hash::from(tokenizer.hash()).to_hex().to_string();
         for first in config.paths.iter().map(Path::new).filter(|path| crate::folder::is_folder(path)) {
-            let expected = crate::folder::open(first, "data.paths")?.header.tokenizer_blake3;
+            let expected = crate::folder::header(first, "data.paths")?.tokenizer_blake3;
             if expected != hash {
                 let [tokenizer, expected] = [hash, expected].map(|hash| format!("blake3 {}", &hash[..16]));
                 return Err(DataError::Speech { path: path.to_owned(), tokenizer, folder: first.to_owned(), expected });

@@ -2,7 +2,8 @@
 
 use std::ops::Range;
 
-use memmap2::Mmap;
+use crate::DataError;
+use crate::content::{Known, Mapped};
 
 /// One document.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -45,8 +46,8 @@ impl Piece {
 pub(crate) enum Ids {
     /// A byte is a token.
     Bytes(Vec<u8>),
-    /// A mapped file of little-endian words of so many bytes: 1, 2, 4 or 8.
-    Mapped(Mmap, usize),
+    /// A mapped file, of which all was read and is known.
+    Mapped(Mapped),
     /// A file without a token, which cannot be mapped.
     None,
 }
@@ -55,7 +56,7 @@ impl Ids {
     fn len(&self) -> usize {
         match self {
             Ids::Bytes(bytes) => bytes.len(),
-            Ids::Mapped(map, width) => map.len() / width,
+            Ids::Mapped(file) => file.len(),
             Ids::None => 0,
         }
     }
@@ -63,22 +64,7 @@ impl Ids {
     fn read(&self, range: Range<usize>, into: &mut Vec<u32>) {
         match self {
             Ids::Bytes(bytes) => into.extend(bytes[range].iter().map(|&byte| u32::from(byte))),
-            Ids::Mapped(map, width) => {
-                let words = &map[range.start * width..range.end * width];
-                match width {
-                    1 => into.extend(words.iter().map(|&byte| u32::from(byte))),
-                    2 => into.extend(words.as_chunks::<2>().0.iter().map(|&w| u32::from(u16::from_le_bytes(w)))),
-                    4 => into.extend(words.as_chunks::<4>().0.iter().map(|&w| u32::from_le_bytes(w))),
-                    // What does not fit is no id of any vocabulary.
-                    _ => into.extend(
-                        words
-                            .as_chunks::<8>()
-                            .0
-                            .iter()
-                            .map(|&w| u32::try_from(u64::from_le_bytes(w)).unwrap_or(u32::MAX)),
-                    ),
-                }
-            }
+            Ids::Mapped(file) => file.read(range, into),
             Ids::None => {}
         }
     }
@@ -141,6 +127,26 @@ impl Store {
         let Some(segment) = self.segments.get(at) else { return };
         let first = segment.end - segment.ids.len();
         segment.ids.read(range.start - first..range.end - first, into);
+    }
+
+    /// That nobody wrote to a file of which tokens were read since the last call.
+    ///
+    /// # Errors
+    /// [`DataError::Changed`].
+    pub(crate) fn unchanged(&self) -> Result<(), DataError> {
+        self.files().try_for_each(Mapped::unchanged)
+    }
+
+    /// Notes every mapped file in `known`.
+    pub(crate) fn tell(&self, known: &mut Known) {
+        self.files().for_each(|file| known.add(file));
+    }
+
+    fn files(&self) -> impl Iterator<Item = &Mapped> {
+        self.segments.iter().filter_map(|segment| match &segment.ids {
+            Ids::Mapped(file) => Some(file),
+            Ids::Bytes(_) | Ids::None => None,
+        })
     }
 
     /// True where every token is a byte of text.

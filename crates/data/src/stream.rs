@@ -47,6 +47,13 @@ impl Stream {
         })
     }
 
+    /// Whether any token has a target. With masks a document of one token has none, wherever it is cut.
+    pub(crate) fn has_targets(&self) -> bool {
+        let longest = || self.pieces.iter().map(|piece| piece.len() + usize::from(self.eod)).max();
+        let run = if self.masks { longest() } else { self.ends.last().copied() };
+        self.sequences > 0 && run.is_some_and(|tokens| tokens > 1)
+    }
+
     /// Sequences in one pass.
     pub(crate) fn sequences(&self) -> u64 {
         self.sequences

@@ -89,7 +89,11 @@ fn megatron_files_are_read_as_they_are() {
             assert_eq!(sequence.targets, [2, 3, 4, 100, IGNORE, 6, 7, 100, IGNORE]);
             assert_eq!(sequence.target_bytes, [0; 9]);
             let error = Dataset::open(&DataConfig { vocab: 100, ..tokens(&[&path]) }, 9, None).expect_err("id 100");
-            assert!(matches!(error, DataError::Vocabulary { ids: 101, vocab: 100, .. }), "{error}");
+            assert!(matches!(error, DataError::Id { id: 100, token: 4, document: 0, bad: 2, .. }), "{error}");
+            let said = error.to_string();
+            for part in [".bin", "model.vocab", "below 100", "at least 101"] {
+                assert!(said.contains(part), "{part}: {said}");
+            }
         }
     }
 }
@@ -177,6 +181,123 @@ fn damaged_folders_are_named() {
     fs::write(Path::new(&other).join(folder::HEADER), changed).expect("written");
     let error = Dataset::open(&tokens(&[&path, &other]), 4, None).expect_err("two tokenizers");
     assert!(matches!(error, DataError::Tokenizers { .. }), "{error}");
+}
+
+#[test]
+fn negative_ids_are_named_as_such() {
+    let scratch = Scratch::new();
+    for (code, minus) in [(2, 0xffu32), (3, 0xffff), (4, u32::MAX)] {
+        let prefix = megatron(scratch.path(), code, &[&[&[1, 2]], &[&[3, minus]]]);
+        let config = DataConfig { vocab: 1 << 20, ..tokens(&[&prefix.display().to_string()]) };
+        let error = Dataset::open(&config, 2, None).expect_err("no id");
+        assert!(matches!(error, DataError::Id { id: -1, token: 3, document: 1, place: 1, bad: 1, .. }), "{error}");
+        let said = error.to_string();
+        assert!(said.contains("padding") && !said.contains("set model.vocab"), "{said}");
+    }
+}
+
+/// The folder's content under other hashes: what a person writes by hand.
+fn rehashed(path: &str, edit: impl Fn(&mut serde_json::Value)) {
+    let name = Path::new(path).join(folder::HEADER);
+    let mut header: serde_json::Value = serde_json::from_slice(&fs::read(&name).expect("read")).expect("JSON");
+    let hash = |file| blake3::hash(&fs::read(Path::new(path).join(file)).expect("read")).to_hex().to_string();
+    header["tokens_blake3"] = hash(folder::TOKENS).into();
+    header["documents_blake3"] = hash(folder::DOCUMENTS).into();
+    edit(&mut header);
+    fs::write(name, header.to_string()).expect("written");
+}
+
+#[test]
+fn a_folder_is_what_its_header_says_or_it_is_refused() {
+    let scratch = Scratch::new();
+    let path = written(&scratch, "tokens", &["one two three", "four and five", "six"]);
+    let file = |name: &str| Path::new(&path).join(name);
+    let open = || Dataset::open(&tokens(&[&path]), 4, None);
+    let refusal = || open().expect_err("refused").to_string();
+    let first = open().expect("opens").hash();
+    // Other tokens of the same number behind the same header.
+    let good = fs::read(file(folder::TOKENS)).expect("read");
+    let mut other = good.clone();
+    other[4] ^= 1;
+    fs::write(file(folder::TOKENS), &other).expect("written");
+    let said = refusal();
+    assert!(said.contains("tokens.bin") && said.contains("header.json says") && said.contains("blake3"), "{said}");
+    // A header that fits makes other data of it, also where nothing is held out.
+    rehashed(&path, |_| ());
+    assert_ne!(open().expect("opens").hash(), first);
+    fs::write(file(folder::TOKENS), &good).expect("written");
+    rehashed(&path, |_| ());
+    assert_eq!(open().expect("opens").hash(), first);
+    // Bytes of text in the index say nothing about tokens, and are part of it all the same.
+    let mut index = fs::read(file(folder::DOCUMENTS)).expect("read");
+    index[8] -= 1;
+    let untouched = fs::read(file(folder::DOCUMENTS)).expect("read");
+    fs::write(file(folder::DOCUMENTS), &index).expect("written");
+    let said = refusal();
+    assert!(said.contains("documents.bin") && said.contains("header.json says"), "{said}");
+    fs::write(file(folder::DOCUMENTS), &untouched).expect("written");
+    // An id that the header denies, whatever the model has.
+    let mut large = good.clone();
+    large[30..32].copy_from_slice(&298u16.to_le_bytes());
+    fs::write(file(folder::TOKENS), &large).expect("written");
+    rehashed(&path, |header| header["vocab"] = 257.into());
+    rehashed(&path, |header| header["eod"] = serde_json::Value::Null);
+    rehashed(&path, |header| header["eod_token"] = serde_json::Value::Null);
+    let error = Dataset::open(&DataConfig { eod: false, ..tokens(&[&path]) }, 4, None).expect_err("refused");
+    assert!(matches!(error, DataError::Id { id: 298, token: 15, document: 1, place: 2, bad: 1, .. }), "{error}");
+    let said = error.to_string();
+    assert!(said.contains("by header.json ids are below 257") && said.contains("tokens.bin"), "{said}");
+}
+
+#[test]
+fn what_has_no_target_is_neither_trained_on_nor_scored() {
+    let scratch = Scratch::new();
+    let ones: Vec<&[&[u32]]> = vec![&[&[7]]; 40];
+    let path = megatron(scratch.path(), 8, &ones).display().to_string();
+    let open = |config: DataConfig| Dataset::open(&config, 8, None);
+    for packing in [Packing::Stream, Packing::BestFit] {
+        let error = open(DataConfig { packing, ..tokens(&[&path]) }).expect_err("no target");
+        assert!(matches!(error, DataError::NoTarget { split: "train", needed: 2, .. }), "{error}");
+    }
+    // Without masks each token is the target of the one before it.
+    let dataset = open(DataConfig { masks: false, ..tokens(&[&path]) }).expect("opens");
+    assert!(dataset.has_targets(Split::Train) && !dataset.has_targets(Split::Validation));
+    // A document of two among them is enough, but not as a part of a mixture for the others.
+    let mut some = ones.clone();
+    some[30] = &[&[1, 2]];
+    let more = scratch.path().join("more");
+    fs::create_dir(&more).expect("made");
+    let some = megatron(&more, 8, &some).display().to_string();
+    let dataset = open(tokens(&[&some])).expect("opens");
+    let targets = |i| dataset.sequence(Split::Train, i).targets.iter().filter(|&&t| t != IGNORE).count();
+    assert_eq!((0..dataset.sequences(Split::Train)).map(targets).sum::<usize>(), 1);
+    let error = open(DataConfig { weights: vec![1.0, 1.0], ..tokens(&[&some, &path]) }).expect_err("no target");
+    assert!(error.to_string().contains(&path), "{error}");
+    let held = DataConfig { validation_paths: vec![path.clone()], ..tokens(&[&some]) };
+    let error = open(held).expect_err("no target");
+    assert!(matches!(error, DataError::NoTarget { split: "validate", .. }), "{error}");
+    // Text of one byte a document.
+    let files: Vec<String> = (0..9).map(|i| scratch.write(&format!("t/{i}"), "x")).collect();
+    let files: Vec<&str> = files.iter().map(String::as_str).collect();
+    let error = open(DataConfig { eod: false, ..text(&files) }).expect_err("no target");
+    assert!(matches!(error, DataError::NoTarget { split: "train", .. }), "{error}");
+    open(text(&files)).expect("the end of each is a target");
+}
+
+#[test]
+fn files_that_are_written_to_are_noticed_before_their_tokens_are_believed() {
+    let scratch = Scratch::new();
+    let path = written(&scratch, "tokens", &["one two three", "four and five", "six"]);
+    let dataset = Dataset::open(&tokens(&[&path]), 4, None).expect("opens");
+    drop(dataset.sequence(Split::Train, 0));
+    dataset.unchanged().expect("as it was");
+    let name = Path::new(&path).join(folder::TOKENS);
+    std::os::unix::fs::FileExt::write_all_at(&fs::File::options().write(true).open(&name).expect("opens"), b"z", 8)
+        .expect("written");
+    dataset.unchanged().expect("nothing was taken since");
+    drop(dataset.sequence(Split::Train, 0));
+    let said = dataset.unchanged().expect_err("changed").to_string();
+    assert!(said.contains("tokens.bin") && said.contains("written to"), "{said}");
 }
 
 proptest! {
