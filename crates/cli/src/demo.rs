@@ -118,10 +118,10 @@ fn one(name: &'static str, request: &Request, also: &mut dyn FnMut(&Event)) -> R
             }
         }
         Event::Step(step) if step.step % SHOW_EVERY == 0 || step.step == 1 => line(&format!(
-            "  step {:>3}/{} | loss {:.4} | tok/s {:.0} | {:.0} ms",
+            "  step {:>3}/{} | loss {} | tok/s {:.0} | {:.0} ms",
             step.step,
             step.steps,
-            step.loss,
+            crate::show::loss(step),
             step.tokens_per_s,
             1000.0 * step.seconds
         )),

@@ -134,15 +134,23 @@ fn load(experts: &events::ExpertLoad) -> String {
     format!(" | load {:.2} max/mean, MaxVio {:.2}{copies}{aux}", experts.max_over_mean, experts.max_vio)
 }
 
+/// The loss of a step; the mean over nothing is no number.
+pub fn loss(step: &events::Step) -> String {
+    match step.targets {
+        Some(0) => "none (no token of its batch has a target)".into(),
+        _ => format!("{:.4}", step.loss),
+    }
+}
+
 fn text(event: &Event) -> Option<String> {
     Some(match event {
         Event::Notice { text } => text.clone(),
         Event::RankStarted { rank, pid } => format!("rank {rank} is process {pid}"),
         Event::Step(s) => format!(
-            "step {}/{} | loss {:.4} | grad_norm {:.2} | lr {} | tok/s {:.0} | tok/s/rank {:.0} | mfu {:.1}% | {:.0} ms{}",
+            "step {}/{} | loss {} | grad_norm {:.2} | lr {} | tok/s {:.0} | tok/s/rank {:.0} | mfu {:.1}% | {:.0} ms{}",
             s.step,
             s.steps,
-            s.loss,
+            loss(s),
             s.grad_norm,
             exponent(s.lr),
             s.tokens_per_s,
@@ -218,10 +226,14 @@ mod tests {
             tokens_per_s: 12345.2,
             tokens_per_s_rank: 3086.3,
             mfu: 0.6123,
+            targets: Some(4000),
             experts: None,
         };
         let want = "step 12/200 | loss 3.1415 | grad_norm 0.98 | lr 3.00e-04 | tok/s 12345 | tok/s/rank 3086 | mfu 61.2% | 333 ms";
-        assert_eq!(text(&Event::Step(step)).unwrap(), want);
+        assert_eq!(text(&Event::Step(step.clone())).unwrap(), want);
+        let none = events::Step { targets: Some(0), loss: 0.0, ..step };
+        let line = text(&Event::Step(none)).unwrap();
+        assert!(line.starts_with("step 12/200 | loss none (no token of its batch has a target) | grad_norm"), "{line}");
         assert_eq!(exponent(0.0), "0.00e+00");
     }
 }

@@ -22,6 +22,7 @@ use spec::Run;
 
 use crate::agent::Agents;
 use crate::fault::{Fault, FaultKind, Moment};
+use crate::identity::Identity;
 use crate::journal::{Entry, Journal};
 use crate::repair::Repairs;
 use crate::signs::Signs;
@@ -75,6 +76,8 @@ pub struct Config {
     pub run: Run,
     /// Cores of a host.
     pub cores: usize,
+    /// What every process of the run is.
+    pub identity: Identity,
     /// The checkpoint to go on from.
     pub from: Option<(u64, PathBuf)>,
     /// That nobody has checked the last steps before that checkpoint.
@@ -159,6 +162,7 @@ impl<'a> Controller<'a> {
             from: config.from.clone(),
             unchecked: config.unchecked.clone(),
             hosts: config.hosts,
+            identity: Some(config.identity.clone()),
             unix_ms: since.saturating_sub(config.began.elapsed()).as_millis() as u64,
         });
         Ok(controller)

@@ -11,6 +11,7 @@ use policy::{Decision, Input, Process, Unchecked};
 use serde::{Deserialize, Serialize};
 
 use crate::fault::Fault;
+use crate::identity::Identity;
 
 /// (leaf, hash of its gradients), as `train` names them.
 pub type Leaves = Vec<(u64, u64)>;
@@ -40,6 +41,9 @@ pub enum Entry {
         /// Hosts that were waited for; 0: ranks are children of the controller.
         #[serde(default)]
         hosts: usize,
+        /// What every process of the run is; none: the run was begun before anybody asked.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        identity: Option<Identity>,
     },
     /// What an agent said up to here stands above.
     Mark {

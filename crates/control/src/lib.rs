@@ -15,6 +15,7 @@
 pub mod agent;
 pub mod controller;
 pub mod fault;
+pub mod identity;
 pub mod inject;
 pub mod journal;
 pub mod lease;

@@ -11,6 +11,7 @@ pub use policy::{Cause, Decided, Held, Origin, Piece};
 use serde::{Deserialize, Serialize};
 
 use crate::fault::Fault;
+use crate::identity::Identity;
 
 /// The hidden command under which the binary is a rank.
 pub const RANK_COMMAND: &str = "__rank";
@@ -64,7 +65,7 @@ pub enum ToRank {
     Dump,
     /// Stop after the step under way, with a checkpoint.
     Stop,
-    /// A spare: connect to nothing, keep the data open, wait.
+    /// Open the data, say what you are, and wait for a place: connect to nothing.
     Wait,
     /// A spare: compute a step's gradients again, until there is something else to do.
     Check(Box<CheckOrder>),
@@ -135,8 +136,18 @@ pub enum FabricSpec {
 /// From a rank.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub enum FromRank {
-    /// A spare, or a rank between two worlds: ready for an assignment.
-    Ready,
+    /// Ready for an assignment: it has opened its data, and says what it is.
+    Ready {
+        /// What the controller compares with the run's.
+        identity: Identity,
+    },
+    /// It is no process of this run, and says why: such as data that cannot be read where it is.
+    Unfit {
+        /// Why.
+        reason: String,
+    },
+    /// It is still reading its data, and will be ready later.
+    Reading,
     /// TCP: where this rank listens.
     Listening {
         /// For which world.

@@ -201,8 +201,11 @@ pub struct Step {
     pub step: u64,
     /// Steps of the run.
     pub steps: u64,
-    /// Nats per token, over the step's tokens with a target.
+    /// Nats per token, over the step's tokens with a target; of no meaning where there is none.
     pub loss: f64,
+    /// Tokens with a target; none: a log of before it was counted.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub targets: Option<u64>,
     /// Global norm of the gradient of the mean loss, before clipping.
     pub grad_norm: f64,
     /// Learning rate of the step.

@@ -36,6 +36,8 @@ pub(crate) struct Host {
     /// Since when, if it is.
     pub away_since: u64,
     pub evicted: bool,
+    /// Why nothing more is started there, if so; what runs there goes on.
+    pub closed: Option<String>,
     failures: VecDeque<u64>,
     // Places of processes that died are empty until then.
     empty_until: Vec<u64>,
@@ -49,21 +51,40 @@ pub(crate) struct Hosts {
     next: u64,
 }
 
+impl Host {
+    /// More processes may be started there.
+    fn takes(&self) -> bool {
+        !self.away && !self.evicted && self.closed.is_none()
+    }
+}
+
 impl Hosts {
     pub fn join(&mut self, name: &str, slots: usize) {
         let host = self.hosts.entry(name.into()).or_default();
-        (host.slots, host.away) = (slots, false);
+        if std::mem::replace(&mut host.away, false) {
+            // It was gone, and may have been mended.
+            host.closed = None;
+        }
+        host.slots = slots;
+    }
+
+    /// Starts nothing more where `process` was; its host, if that is news.
+    pub fn close(&mut self, process: Process, reason: &str) -> Option<String> {
+        let name = self.host(process)?;
+        let host = self.hosts.get_mut(&name).filter(|host| host.closed.is_none())?;
+        host.closed = Some(reason.into());
+        Some(name)
     }
 
     /// Hosts that may get processes.
     pub fn open(&self) -> usize {
-        self.hosts.values().filter(|h| !h.away && !h.evicted).count()
+        self.hosts.values().filter(|h| h.takes()).count()
     }
 
     /// A place for one more process at `now`: on the host with the fewest processes that has one, so that hosts are alike.
     pub fn place(&mut self, now: u64) -> Option<(Process, String)> {
         let mut best: Option<(usize, &String)> = None;
-        for (name, host) in self.hosts.iter().filter(|(_, h)| !h.away && !h.evicted) {
+        for (name, host) in self.hosts.iter().filter(|(_, h)| h.takes()) {
             let taken = self.taken(name, now);
             if taken < host.slots && best.is_none_or(|(fewest, _)| taken < fewest) {
                 best = Some((taken, name));
@@ -83,7 +104,7 @@ impl Hosts {
 
     /// When a place that is kept empty can be taken.
     pub fn next_place(&self, now: u64) -> Option<u64> {
-        let open = self.hosts.values().filter(|h| !h.away && !h.evicted);
+        let open = self.hosts.values().filter(|h| h.takes());
         open.flat_map(|h| h.empty_until.iter().copied().filter(|until| *until > now)).min()
     }
 
@@ -97,7 +118,7 @@ impl Hosts {
         empty_ms: u64,
     ) -> Option<String> {
         let name = self.processes.get(&process)?.host.clone();
-        let others = self.hosts.iter().any(|(n, h)| *n != name && !h.away && !h.evicted);
+        let others = self.hosts.iter().any(|(n, h)| *n != name && h.takes());
         let host = self.hosts.get_mut(&name)?;
         host.empty_until.retain(|until| *until > now);
         if empty_ms > 0 {

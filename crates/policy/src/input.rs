@@ -171,6 +171,18 @@ pub enum Input {
         /// Which.
         process: Process,
     },
+    /// It reads its data, which may take long, and is not ready yet.
+    Reading {
+        /// Which.
+        process: Process,
+    },
+    /// It is not of this run: its data or its numbers are others, or it cannot read them.
+    Unfit {
+        /// Which.
+        process: Process,
+        /// A sentence that names it and both values.
+        reason: String,
+    },
     /// It ended.
     Exited {
         /// Which.

@@ -8,7 +8,7 @@
 //!  shrink.rs  which layout fits the processes that are left
 //!  spread.rs  which ranks share a host
 //!  hosts.rs   processes, their hosts, failures in a window
-//!  ladder/    the state machine: trouble, settling, forming, running, another program (renew)
+//!  ladder/    the state machine: trouble, settling, forming, running, another program (renew), processes of another run (unfit)
 //! ```
 //!
 //! The ladder, from the cheapest answer up: replay the step with the same processes; restart a process; a spare in its place;
@@ -38,5 +38,7 @@ pub const BUDGET_SPENT: i32 = 5;
 pub const STOPPED: i32 = 3;
 /// Exit code of a run that diverged.
 pub const DIVERGED: i32 = 4;
+/// Exit code of a run that found its input to be another one than it began with.
+pub const CHANGED: i32 = 7;
 /// Exit code of an internal error.
 pub const INTERNAL: i32 = 70;

@@ -3,6 +3,7 @@
 mod ends;
 mod hosts;
 mod state;
+mod unfit;
 
 use spec::Run;
 

@@ -10,11 +10,11 @@ use program::{Mode, lower};
 use spec::run::Source;
 use spec::{Grid, Layout, Model, Recompute, Run, Schedule, Unit};
 
-use crate::corpus::Corpus;
+use crate::corpus::{self, Corpus};
 use crate::error::TrainError;
 use crate::exec::Outcome;
+use crate::persist;
 use crate::virtual_ranks::on_threads;
-use crate::{persist, rank};
 
 /// Steps that are compared: the second begins with state that the first has made.
 pub const STEPS: u64 = 2;
@@ -142,8 +142,8 @@ fn hashes(run: &Run) -> Result<Vec<Vec<(String, String)>>, TrainError> {
         let mut steps = Vec::new();
         for step in 1..=STEPS {
             let load = |unit: Unit| {
-                let sequence = |i: usize| data.main.sequence(Split::Train, (step - 1) * batch + i as u64);
-                rank::tokens(run.grid.sequences(unit).map(sequence))
+                let indices = run.grid.sequences(unit).map(|i| (step - 1) * batch + i as u64);
+                corpus::read(&data.main, Split::Train, indices)
             };
             let Outcome::Step(_) = executor.run(&program, Mode::Train, step, &load)? else {
                 return Err(TrainError::Internal("a training program gave no decision".into()));

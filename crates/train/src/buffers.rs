@@ -87,6 +87,19 @@ pub struct Tokens {
 }
 
 impl Tokens {
+    /// Whole sequences, one after another.
+    pub fn of(sequences: impl Iterator<Item = data::Sequence>) -> Self {
+        let mut out = Self::default();
+        for sequence in sequences {
+            out.ids.extend(sequence.tokens);
+            out.targets.extend(sequence.targets);
+            out.doc_start.extend(sequence.doc_start);
+            out.positions.extend(sequence.positions);
+            out.target_bytes.extend(sequence.target_bytes);
+        }
+        out
+    }
+
     /// Appends the rows `rows` of `from`.
     pub fn extend(&mut self, from: &Self, rows: Range<usize>) {
         self.ids.extend(&from.ids[rows.clone()]);

@@ -133,6 +133,7 @@ impl TrainError {
     /// The exit code that fits (design section 7).
     pub fn exit_code(&self) -> i32 {
         match self {
+            Self::Data(data::DataError::Changed { .. }) => policy::CHANGED,
             Self::Spec(_) | Self::Data(_) | Self::Checkpoint(_) | Self::Hf(_) | Self::Simd(_) | Self::BadInput(_) => {
                 BAD_INPUT
             }

@@ -203,6 +203,7 @@ mod tests {
                 commit: true,
                 stop: false,
                 aux: 0.0,
+                targets: 1,
             };
             let written = optim::apply(&ctx, &run.train, 1, &decision, &mut state, true);
             assert!(!guard.check(&ctx, [&state].into_iter(), 1).is_empty(), "the state is another one");

@@ -22,9 +22,9 @@ use program::{Mode, Program};
 use spec::{Run, Transport, Unit};
 
 use crate::best::Best;
-use crate::buffers::{LossSum, Tokens};
+use crate::buffers::LossSum;
 use crate::comm::fabric_options;
-use crate::corpus::Corpus;
+use crate::corpus::{self, Corpus};
 use crate::error::TrainError;
 use crate::exec::{Executor, Outcome, Recheck, Recorder};
 use crate::fault::Faults;
@@ -341,8 +341,8 @@ impl RankRun<'_> {
         let first = run.first_sequence(step);
         let load = |unit: Unit| {
             let sequences = run.grid.sequences(mutant::unit(self.job.mutant, &run.grid, unit));
-            let loaded = tokens(sequences.map(|i| self.job.data.main.sequence(Split::Train, first + i as u64)));
-            mutant::tokens(self.job.mutant, run.train.seq, loaded)
+            let loaded = corpus::read(&self.job.data.main, Split::Train, sequences.map(|i| first + i as u64))?;
+            Ok(mutant::tokens(self.job.mutant, run.train.seq, loaded))
         };
         let profiled = self.job.profiling.as_ref().is_some_and(|p| (p.first..=p.last).contains(&step));
         let waited_ns = self.executor.comm.endpoint.waited_ns();
@@ -421,6 +421,7 @@ impl RankRun<'_> {
             step,
             steps: run.train.steps,
             loss: decision.loss,
+            targets: Some(decision.targets),
             grad_norm: decision.grad_norm,
             lr: learning_rate(&run.train, step),
             tokens,
@@ -478,16 +479,8 @@ impl RankRun<'_> {
         let mut total = LossSum::default();
         for round in 0..wanted.div_ceil(batch) {
             let load = |unit: Unit| {
-                let sequences = run.grid.sequences(unit).map(|i| {
-                    let index = round * batch + i as u64;
-                    let mut sequence = set.sequence(Split::Validation, index % wanted);
-                    if index >= wanted {
-                        // The last round is filled up with rows that do not count.
-                        sequence.targets.fill(data::IGNORE);
-                    }
-                    sequence
-                });
-                tokens(sequences)
+                let indices = run.grid.sequences(unit).map(|i| round * batch + i as u64);
+                corpus::read_first(set, Split::Validation, wanted, indices)
             };
             let Outcome::Eval(sum) = self.executor.run(&self.eval, Mode::Eval, step, &load)? else {
                 return Err(TrainError::Internal("a validation program gave no loss".into()));
@@ -555,18 +548,6 @@ impl RankRun<'_> {
             time,
         })));
     }
-}
-
-pub(crate) fn tokens(sequences: impl Iterator<Item = data::Sequence>) -> Tokens {
-    let mut out = Tokens::default();
-    for sequence in sequences {
-        out.ids.extend(sequence.tokens);
-        out.targets.extend(sequence.targets);
-        out.doc_start.extend(sequence.doc_start);
-        out.positions.extend(sequence.positions);
-        out.target_bytes.extend(sequence.target_bytes);
-    }
-    out
 }
 
 /// The memory that the rank of `program` is planned to take.

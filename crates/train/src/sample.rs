@@ -134,7 +134,7 @@ impl Executor<'_> {
                 target_bytes: Vec::new(),
             };
             tokens.ids[..window.len()].copy_from_slice(window);
-            self.load(unit, &|_| tokens.clone());
+            self.load(unit, &|_| Ok(tokens.clone()))?;
         }
         self.forget(unit);
         // The ranks of the last chunk have a slice of the vocabulary each.

@@ -9,10 +9,10 @@ use kernels::{Ctx, Simd};
 use program::{Mode, Program};
 use spec::{Run, Unit};
 
-use crate::corpus::Corpus;
+use crate::corpus::{self, Corpus};
 use crate::error::TrainError;
 use crate::exec::{Executor, Outcome};
-use crate::{persist, rank};
+use crate::persist;
 
 /// Runs `body` on every rank of `run`, each a thread with fresh parameters; the results by rank.
 ///
@@ -60,9 +60,8 @@ pub fn digest(
         let program = &programs[executor.place.rank];
         for step in 1..=steps {
             let load = |unit: Unit| {
-                let first = (step - 1) * batch;
-                let sequence = |i: usize| data.main.sequence(Split::Train, first + i as u64);
-                rank::tokens(run.grid.sequences(unit).map(sequence))
+                let indices = run.grid.sequences(unit).map(|i| (step - 1) * batch + i as u64);
+                corpus::read(&data.main, Split::Train, indices)
             };
             let Outcome::Step(_) = executor.run(program, Mode::Train, step, &load)? else {
                 return Err(TrainError::Internal("a training program gave no decision".into()));

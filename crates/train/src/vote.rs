@@ -265,6 +265,8 @@ pub struct Decision {
     pub stop: bool,
     /// Mean auxiliary loss of the experts, without its coefficient; not part of `loss`.
     pub aux: f64,
+    /// Tokens with a target. Where there are none, `loss` is 0 and means nothing; the update is that of a zero gradient.
+    pub targets: u64,
 }
 
 /// Decides; the gradient is normalised by the tokens of the whole step and clipped as
@@ -283,6 +285,7 @@ pub fn decide(tally: &Tally, train: &TrainConfig) -> Decision {
         commit: finite,
         stop: tally.stop,
         aux: tally.aux / tokens,
+        targets: tally.loss.tokens,
     }
 }
 

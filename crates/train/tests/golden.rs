@@ -186,7 +186,7 @@ fn adamw(case: &Case, sets: &[&str], steps: u64) -> (Vec<f64>, Vec<f64>, Vec<Who
         let program = program::lower(&run, executor.place.rank, Mode::Train);
         let mut curve = (Vec::new(), Vec::new());
         for step in 1..=steps {
-            let load = |unit| case.batch.tokens(run.grid.sequences(unit));
+            let load = |unit| Ok(case.batch.tokens(run.grid.sequences(unit)));
             let Outcome::Step(decision) = executor.run(&program, Mode::Train, step, &load)? else { panic!("a step") };
             let aux = run.model.moe.as_ref().map_or(0.0, |moe| moe.aux_loss * decision.aux);
             curve.0.push(decision.loss + aux);

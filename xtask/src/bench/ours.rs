@@ -167,6 +167,7 @@ mod tests {
             step,
             steps: 6,
             loss: 1.0,
+            targets: None,
             grad_norm: 1.0,
             lr: 1e-3,
             tokens: 64,

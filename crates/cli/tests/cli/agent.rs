@@ -43,6 +43,8 @@ impl Process {
         });
         let job = JobSpec {
             name: "run.toml".into(),
+            run_toml: NANO.into(),
+            known: data::content::Known::default(),
             cores: 1,
             simd: kernels::Simd::detect().to_string(),
             checkpoints: lab.path("checkpoints"),

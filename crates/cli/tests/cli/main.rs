@@ -18,6 +18,7 @@ mod ends;
 mod first_step;
 mod hosts;
 mod hosts_cut;
+mod identity;
 mod layouts;
 mod memory;
 mod orphans;

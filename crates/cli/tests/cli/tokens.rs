@@ -2,8 +2,8 @@
 
 use crate::common::Lab;
 
-/// `NAME.bin` and `NAME.idx` of documents of 16-bit tokens.
-fn write(lab: &Lab, name: &str, documents: &[Vec<u16>]) {
+/// `NAME.bin` and `NAME.idx` of documents of 16-bit tokens; by `code` 3 they are signed, by 8 they are not.
+pub fn megatron(lab: &Lab, name: &str, code: u8, documents: &[Vec<u16>]) {
     let (mut bin, mut lengths, mut offsets, mut marks) = (Vec::new(), Vec::new(), Vec::new(), vec![0u64]);
     for document in documents {
         lengths.extend((document.len() as u32).to_le_bytes());
@@ -13,7 +13,7 @@ fn write(lab: &Lab, name: &str, documents: &[Vec<u16>]) {
     }
     let mut idx = b"MMIDIDX\0\0".to_vec();
     idx.extend(1u64.to_le_bytes());
-    idx.push(8);
+    idx.push(code);
     idx.extend((documents.len() as u64).to_le_bytes());
     idx.extend((marks.len() as u64).to_le_bytes());
     idx.extend(lengths);
@@ -23,11 +23,32 @@ fn write(lab: &Lab, name: &str, documents: &[Vec<u16>]) {
     lab.write(&format!("{name}.idx"), idx);
 }
 
+/// A token folder of these documents, whose header says that there are `vocab` ids.
+pub fn folder(lab: &Lab, name: &str, documents: &[Vec<u16>], vocab: u64) {
+    let tokens: Vec<u8> = documents.iter().flatten().flat_map(|id| id.to_le_bytes()).collect();
+    let mut ends = Vec::new();
+    let mut end = 0u64;
+    for document in documents {
+        end += document.len() as u64;
+        ends.extend([end, end].map(u64::to_le_bytes).as_flattened());
+    }
+    let hash = |bytes: &[u8]| blake3::hash(bytes).to_hex().to_string();
+    let header = serde_json::json!({
+        "magic": "lockstep tokens", "version": 1, "dtype": "u16", "documents": documents.len(), "tokens": end,
+        "bytes": end, "vocab": vocab, "eod": null, "eod_token": null, "tokenizer_blake3": hash(b"by hand"),
+        "tokens_blake3": hash(&tokens), "documents_blake3": hash(&ends),
+    });
+    std::fs::create_dir_all(lab.path(name)).unwrap();
+    lab.write(&format!("{name}/tokens.bin"), tokens);
+    lab.write(&format!("{name}/documents.bin"), ends);
+    lab.write(&format!("{name}/header.json"), header.to_string());
+}
+
 #[test]
 fn bits_per_byte_are_told_only_where_bytes_are_known() {
     let lab = Lab::new();
     let documents: Vec<Vec<u16>> = (0..40).map(|d| (0..50).map(|i| (d * 7 + i * i) % 257).collect()).collect();
-    write(&lab, "mega", &documents);
+    megatron(&lab, "mega", 8, &documents);
     let sets = ["data.source=tokens", "data.paths=[\"mega\"]", "data.validation=0.2", "train.eval_every=2"];
     let text = lab.train("text", &[], &sets).expect(0);
     assert!(text.stdout.contains("validation after step 2 | loss ") && !text.stdout.contains("bits"), "{text}");

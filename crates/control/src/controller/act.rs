@@ -13,7 +13,7 @@ impl Controller<'_> {
     /// Tells the policy, writes it down, does what it answers.
     pub(super) fn feed(&mut self, input: Input, agents: &mut dyn Agents, observe: &mut dyn FnMut(&Event)) {
         let at = self.now();
-        let quiet = matches!(input, Input::Tick | Input::Working | Input::Still { .. });
+        let quiet = matches!(input, Input::Tick | Input::Working | Input::Still { .. } | Input::Reading { .. });
         if !quiet {
             self.journal.write(&Entry::Input { at, input: input.clone() });
         }

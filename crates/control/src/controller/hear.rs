@@ -8,6 +8,7 @@ use policy::{Input, Process};
 use super::{Controller, Judgement};
 use crate::agent::{Agents, Heard, News};
 use crate::fault::{Fault, FaultKind, Moment};
+use crate::identity::Identity;
 use crate::journal::Entry;
 use crate::wire::{FromRank, ToRank};
 
@@ -72,7 +73,15 @@ impl Controller<'_> {
                     self.feed(Input::Working, agents, observe);
                 }
             }
-            FromRank::Ready => self.feed(Input::Ready { process }, agents, observe),
+            FromRank::Ready { identity } => match self.stranger(process, &identity) {
+                None => self.feed(Input::Ready { process }, agents, observe),
+                Some(reason) => self.feed(Input::Unfit { process, reason }, agents, observe),
+            },
+            FromRank::Unfit { reason } => {
+                let reason = format!("{} cannot take a place: {reason}", self.named(process));
+                self.feed(Input::Unfit { process, reason }, agents, observe);
+            }
+            FromRank::Reading => self.feed(Input::Reading { process }, agents, observe),
             FromRank::Listening { generation, address } => self.listening(process, generation, address, agents),
             FromRank::Connected { generation } => {
                 if self.generation() == generation {
@@ -123,6 +132,26 @@ impl Controller<'_> {
                 }
                 self.feed(Input::Failed { process, code, reason, alike }, agents, observe);
             }
+        }
+    }
+
+    /// Why a process that says so of itself is none of this run.
+    fn stranger(&self, process: Process, identity: &Identity) -> Option<String> {
+        let differ = self.config.identity.differences(identity);
+        (!differ.is_empty()).then(|| {
+            format!(
+                "{} is not of this run: {}; the data and the lockstep of every host must be those that the run began with: bring \
+                 them back, then go on with --resume",
+                self.named(process),
+                differ.join(", ")
+            )
+        })
+    }
+
+    fn named(&self, process: Process) -> String {
+        match self.hosts.get(&process) {
+            Some(host) => format!("{process} on host {host}"),
+            None => process.to_string(),
         }
     }
 

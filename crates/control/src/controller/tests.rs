@@ -12,6 +12,7 @@ use spec::Run;
 
 use super::{Config, Controller, Judgement, Survey, Trade};
 use crate::agent::{Agents, Heard, News};
+use crate::identity::Identity;
 use crate::wire::{FabricSpec, FromRank, ToRank};
 
 struct Anything;
@@ -75,6 +76,7 @@ fn config(folder: &std::path::Path, sets: &[&str]) -> Config {
     Config {
         run: Run::parse(text, "test", &sets, 2).unwrap(),
         cores: 2,
+        identity: Identity(vec![("documents".into(), "8".into())]),
         from: None,
         unchecked: None,
         job: serde_json::Value::Null,
@@ -84,6 +86,11 @@ fn config(folder: &std::path::Path, sets: &[&str]) -> Config {
         wall: Wall::default(),
         hosts: 0,
     }
+}
+
+/// A process that has read so many documents.
+fn ready(documents: &str) -> FromRank {
+    FromRank::Ready { identity: Identity(vec![("documents".into(), documents.into())]) }
 }
 
 fn step(step: u64) -> FromRank {
@@ -109,7 +116,7 @@ fn a_check_by_a_spare_outlives_its_controller() {
     let mut says = |process, word| {
         controller.hear(News::Process(Process(process), Heard::Said(word)), &mut agents, &mut |_| ());
     };
-    (0..3).for_each(|process| says(process, FromRank::Ready));
+    (0..3).for_each(|process| says(process, ready("8")));
     for process in 0..2 {
         says(process, FromRank::Loaded { generation: 1, step: 0, bytes: 0, seconds: 0.1 });
     }
@@ -140,4 +147,46 @@ fn a_check_by_a_spare_outlives_its_controller() {
     let mut controller = Controller::rebuild(&config, &Anything, Some(controller.leave())).unwrap();
     controller.tick(&mut agents, &mut |_| ());
     assert_eq!(asked(&agents.said), 1);
+}
+
+/// Before there is a world a process of other data ends the run; later it gets no place, and nobody is started where it was.
+#[test]
+fn a_process_that_says_it_is_another_gets_no_place() {
+    let folder = tempfile::tempdir().unwrap();
+    let config = config(folder.path(), &["layout.dp=2"]);
+    let mut agents = Recorder { silent: channel().1, said: Vec::new() };
+    let placed = |agents: &Recorder, process| {
+        agents.said.iter().filter(|(p, word)| *p == Process(process) && matches!(word, ToRank::Assign(_))).count()
+    };
+    let mut controller = Controller::new(&config, &Anything).unwrap();
+    let mut seen = Vec::new();
+    let mut hear = |controller: &mut Controller, agents: &mut Recorder, process, heard| {
+        controller.hear(News::Process(Process(process), heard), agents, &mut |event| seen.push(event.clone()));
+    };
+    controller.hear(News::Joined { host: "a".into(), slots: 2 }, &mut agents, &mut |_| ());
+    (0..2).for_each(|process| hear(&mut controller, &mut agents, process, Heard::Said(ready("8"))));
+    assert_eq!([0, 1].map(|process| placed(&agents, process)), [1, 1]);
+    let left = Heard::Exited { how: "signal 9".into(), by_itself: false };
+    (0..2).for_each(|process| hear(&mut controller, &mut agents, process, left.clone()));
+    hear(&mut controller, &mut agents, 2, Heard::Said(ready("9")));
+    assert!(controller.end().is_none(), "the other one is on its way");
+    hear(&mut controller, &mut agents, 3, Heard::Said(FromRank::Unfit { reason: "cannot read d".into() }));
+    let end = controller.end().cloned().unwrap();
+    assert_eq!(end.code, 7);
+    for part in ["process #2 on host a", "documents 9 there, 8 in the run", "--resume"] {
+        assert!(end.reason.contains(part), "{part}: {}", end.reason);
+    }
+    assert_eq!([2, 3].map(|process| placed(&agents, process)), [0, 0]);
+    // What the journal tells is the same again.
+    let rebuilt = Controller::rebuild(&config, &Anything, None).unwrap();
+    assert_eq!(rebuilt.end().map(|end| end.code), Some(7));
+
+    let folder = tempfile::tempdir().unwrap();
+    let config = self::config(folder.path(), &["layout.dp=2"]);
+    let mut controller = Controller::new(&config, &Anything).unwrap();
+    controller.hear(News::Joined { host: "a".into(), slots: 2 }, &mut agents, &mut |_| ());
+    hear(&mut controller, &mut agents, 0, Heard::Said(ready("8")));
+    hear(&mut controller, &mut agents, 1, Heard::Said(ready("9")));
+    let end = controller.end().cloned().unwrap();
+    assert!(end.code == 7 && end.reason.contains("documents 9 there, 8 in the run"), "{end:?}");
 }

@@ -33,7 +33,7 @@ use crate::agent::Heard;
 use crate::wire::ToRank;
 
 /// Version of everything that travels between agent and controller.
-pub const VERSION: u32 = 2;
+pub const VERSION: u32 = 3;
 /// Bytes of one word at most.
 pub const WORD_MAX: usize = 16 << 20;
 /// A host's name is at most so long.

@@ -15,6 +15,7 @@ fn step(step: u64, seconds: f64) -> Event {
         tokens_per_s: 1.0,
         tokens_per_s_rank: 1.0,
         mfu: 0.1,
+        targets: None,
         experts: None,
     })
 }

@@ -11,7 +11,7 @@ use crate::hosts::{Doing, Host};
 use crate::input::{Cause, Held, Piece, Process};
 use crate::shrink::nearest;
 use crate::spread::{block, neighbours};
-use crate::{BUDGET_SPENT, DIVERGED};
+use crate::{BUDGET_SPENT, CHANGED, DIVERGED};
 
 /// A step is replayed so often with the same processes before one is restarted.
 const REPLAYS_MAX: usize = 2;
@@ -238,8 +238,12 @@ impl Policy {
         }
         if available.is_empty() {
             // One that is away may come back: its power, its link, its agent.
-            let lost = |h: &Host| h.evicted || h.away && now > h.away_since + AWAY_MS;
+            let lost = |h: &Host| h.evicted || h.closed.is_some() || h.away && now > h.away_since + AWAY_MS;
             let hopeless = self.hosts.next_place(now).is_none() && self.hosts.hosts.values().all(lost);
+            if let Some(reason) = self.closed().filter(|_| hopeless).map(str::to_owned) {
+                return self
+                    .stop(CHANGED, format!("no process is left to go on with, and no other can be started: {reason}"));
+            }
             if hopeless && self.world.is_some() {
                 let seconds = AWAY_MS / 1000;
                 self.stop(BUDGET_SPENT, format!("no host is left to go on with, and none came back in {seconds} s"));
@@ -253,7 +257,10 @@ impl Policy {
         let Some(run) = nearest(&self.wanted, available.len(), self.cores, self.laws.as_ref()) else {
             if self.hosts.next_place(now).is_none() {
                 let text = format!("no layout of {} or fewer ranks fits this run", available.len());
-                self.stop(BUDGET_SPENT, text);
+                match self.closed() {
+                    Some(reason) => self.stop(CHANGED, format!("{text}, and no more can be started: {reason}")),
+                    None => self.stop(BUDGET_SPENT, text),
+                }
             }
             return;
         };

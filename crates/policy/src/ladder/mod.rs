@@ -6,6 +6,7 @@ mod hang;
 mod renew;
 mod saves;
 mod troubles;
+mod unfit;
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::path::PathBuf;
@@ -350,6 +351,12 @@ impl Policy {
                     self.hosts.set(process, Doing::Ready);
                 }
             }
+            Input::Reading { process } => {
+                if matches!(self.hosts.doing(process), Doing::Starting(_)) {
+                    self.hosts.set(process, Doing::Starting(now));
+                }
+            }
+            Input::Unfit { process, reason } => self.unfit(process, &reason),
             Input::Exited { process, how, by_itself } => match self.hosts.doing(process) {
                 Doing::Done => {}
                 Doing::Failed(..) => {}

@@ -21,6 +21,7 @@ pub use assemble::{Captured, Of, Whole, put_state, whole_logits, whole_tensors};
 pub use batch::Batch;
 
 use crate::buffers::{LossSum, Tokens};
+use crate::corpus;
 use crate::error::TrainError;
 use crate::exec::{Executor, Outcome};
 use crate::segments::Routing;
@@ -81,7 +82,7 @@ pub fn evaluate(
         executor.capture = Some(Vec::new());
         executor.routing = has_auxiliary(run).then(Vec::new);
         let program = program::lower(run, rank, Mode::Eval);
-        let load = |unit| batch.tokens(run.grid.sequences(unit));
+        let load = |unit| Ok(batch.tokens(run.grid.sequences(unit)));
         let Outcome::Eval(sum) = executor.run(&program, Mode::Eval, 1, &load)? else {
             return Err(TrainError::Internal("an evaluation gave no loss".into()));
         };
@@ -99,13 +100,16 @@ pub fn evaluate(
         Ok((sum, norm))
     })?;
     let (sum, grad_norm) = outcomes[0];
+    if sum.tokens == 0 {
+        return Err(nothing("the batch"));
+    }
     let mut grads = tensors.into_inner().unwrap_or_else(|e| e.into_inner());
     // Sums become the gradient of the mean, as the update would scale them.
-    let scale = (1.0 / sum.tokens.max(1) as f64) as f32;
+    let scale = (1.0 / sum.tokens as f64) as f32;
     grads.iter_mut().for_each(|t| t.values.iter_mut().for_each(|v| *v *= scale));
     let logits = logits.into_inner().unwrap_or_else(|e| e.into_inner());
     let routing = routing.into_inner().unwrap_or_else(PoisonError::into_inner);
-    let auxiliary = auxiliary(run, routing, &|unit| batch.tokens(run.grid.sequences(unit)));
+    let auxiliary = auxiliary(run, routing, &|unit| Ok(batch.tokens(run.grid.sequences(unit))))?;
     let mean = Means::new(run, &sum, auxiliary);
     let Means { loss, cross_entropy, auxiliary } = mean;
     Ok(Evaluation { loss, cross_entropy, auxiliary, tokens: sum.tokens, logits, grads, grad_norm })
@@ -139,14 +143,26 @@ fn has_auxiliary(run: &Run) -> bool {
 
 /// The auxiliary loss of one pass over a batch, weighted by its tokens with a target; `load` brings the tokens of a
 /// microbatch of a data cell. None where the model has none.
-fn auxiliary(run: &Run, routing: Vec<Routing>, load: &dyn Fn(Unit) -> Tokens) -> Option<f64> {
-    let (grid, moe) = (&run.grid, run.model.moe.as_ref().filter(|_| has_auxiliary(run))?);
+fn auxiliary(
+    run: &Run,
+    routing: Vec<Routing>,
+    load: &dyn Fn(Unit) -> Result<Tokens, TrainError>,
+) -> Result<Option<f64>, TrainError> {
+    let grid = &run.grid;
+    let Some(moe) = run.model.moe.as_ref().filter(|_| has_auxiliary(run)) else { return Ok(None) };
     let mut targets = BTreeMap::new();
     for (cell, mb) in (0..grid.dp).flat_map(|cell| (0..grid.microbatches).map(move |mb| (cell, mb))) {
-        let count = load(Unit { cell, mb }).targets.iter().filter(|target| **target != data::IGNORE).count();
+        let count = load(Unit { cell, mb })?.targets.iter().filter(|target| **target != data::IGNORE).count();
         *targets.entry((cell / grid.ep, mb)).or_insert(0) += count as u64;
     }
-    Some(balance::auxiliary(moe, routing, &targets))
+    Ok(Some(balance::auxiliary(moe, routing, &targets)))
+}
+
+/// A mean over nothing is no score.
+fn nothing(of: &str) -> TrainError {
+    TrainError::BadInput(format!(
+        "there is nothing to score: no position of {of} has a target; give labels that are not all -100, or more than one token"
+    ))
 }
 
 /// Runs a training step up to its vote; the summed gradients stay in the chunks.
@@ -155,7 +171,7 @@ fn gradients(executor: &mut Executor, batch: &Batch) -> Result<Decision, TrainEr
     let program = program::lower(run, executor.place.rank, Mode::Train);
     for instr in &program.instrs {
         match (instr.op, instr.unit) {
-            (Op::Load, Some(unit)) => executor.load(unit, &|unit| batch.tokens(run.grid.sequences(unit))),
+            (Op::Load, Some(unit)) => executor.load(unit, &|unit| Ok(batch.tokens(run.grid.sequences(unit))))?,
             (Op::Vote, _) => break,
             _ => executor.instruction(instr, Mode::Train)?,
         }
@@ -221,15 +237,10 @@ pub fn write(path: &std::path::Path, run: &Run, evaluation: &Evaluation, batch: 
 pub fn evaluate_data(run: &Run, folder: &HfFolder, data: &Dataset, simd: Simd) -> Result<(LossSum, Means), TrainError> {
     let (wanted, batch) = (data.sequences(Split::Train), run.grid.batch() as u64);
     let rounds = wanted.div_ceil(batch);
-    let sequence = |round: u64, i: usize| {
-        let index = round * batch + i as u64;
-        let mut sequence = data.sequence(Split::Train, index % wanted);
-        if index >= wanted {
-            sequence.targets.fill(data::IGNORE);
-        }
-        sequence
+    let load = |round: u64, unit: Unit| {
+        let indices = run.grid.sequences(unit).map(|i| round * batch + i as u64);
+        corpus::read_first(data, Split::Train, wanted, indices)
     };
-    let load = |round: u64, unit| crate::rank::tokens(run.grid.sequences(unit).map(|i| sequence(round, i)));
     let routing: Mutex<BTreeMap<u64, Vec<Routing>>> = Mutex::default();
     let sums = on_ranks(run, folder, simd, |executor| {
         let program = program::lower(run, executor.place.rank, Mode::Eval);
@@ -247,9 +258,14 @@ pub fn evaluate_data(run: &Run, folder: &HfFolder, data: &Dataset, simd: Simd) -
         }
         Ok(total)
     })?;
+    if sums[0].tokens == 0 {
+        return Err(nothing("the data"));
+    }
     let routing = routing.into_inner().unwrap_or_else(PoisonError::into_inner);
-    let of_round = |(round, routing)| auxiliary(run, routing, &|unit| load(round, unit));
-    // None of no rounds is none, too.
-    let auxiliary = has_auxiliary(run).then(|| routing.into_iter().filter_map(of_round).sum());
-    Ok((sums[0], Means::new(run, &sums[0], auxiliary)))
+    let mut weighted = None;
+    for (round, routing) in routing {
+        let of_round = auxiliary(run, routing, &|unit| load(round, unit))?;
+        weighted = of_round.map(|sum| sum + weighted.unwrap_or(0.0)).or(weighted);
+    }
+    Ok((sums[0], Means::new(run, &sums[0], weighted)))
 }

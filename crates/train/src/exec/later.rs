@@ -121,7 +121,8 @@ mod tests {
 
     fn verdict(step: u64) -> Verdict {
         let (loss, grad_norm, grad_scale) = (1.0, 1.0, 0.5);
-        let decision = Decision { loss, grad_norm, grad_scale, finite: true, commit: true, stop: false, aux: 0.0 };
+        let decision =
+            Decision { loss, grad_norm, grad_scale, finite: true, commit: true, stop: false, aux: 0.0, targets: 1 };
         Verdict { step, decision, loads: Vec::new() }
     }
 

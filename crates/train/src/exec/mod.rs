@@ -147,6 +147,9 @@ pub struct Executor<'a> {
     step: u64,
 }
 
+/// Brings the whole sequences of a microbatch of a data cell.
+pub type Load<'a> = dyn Fn(Unit) -> Result<Tokens, TrainError> + 'a;
+
 /// What one pass over a program came to.
 #[derive(Debug, Clone, Copy)]
 pub enum Outcome {
@@ -302,13 +305,7 @@ impl<'a> Executor<'a> {
     ///
     /// # Errors
     /// What the fabric reports, or a program that cannot be run.
-    pub fn run(
-        &mut self,
-        program: &Program,
-        mode: Mode,
-        step: u64,
-        load: &dyn Fn(Unit) -> Tokens,
-    ) -> Result<Outcome, TrainError> {
+    pub fn run(&mut self, program: &Program, mode: Mode, step: u64, load: &Load) -> Result<Outcome, TrainError> {
         self.decision = None;
         self.step = step;
         if mode == Mode::Train {
@@ -331,7 +328,7 @@ impl<'a> Executor<'a> {
                 self.strike(program, at);
             }
             match instr.op {
-                Op::Load => self.load(unit_of(instr)?, load),
+                Op::Load => self.load(unit_of(instr)?, load)?,
                 _ => self.instruction(instr, mode)?,
             }
             if mode == Mode::Train && at + 1 == program.instrs.len() {
@@ -518,12 +515,15 @@ impl<'a> Executor<'a> {
     }
 
     /// Takes in the hosted lanes of a unit for the instructions that follow; `load` as in [`Executor::run`].
-    pub(crate) fn load(&mut self, unit: Unit, load: &dyn Fn(Unit) -> Tokens) {
+    ///
+    /// # Errors
+    /// What `load` reports.
+    pub(crate) fn load(&mut self, unit: Unit, load: &Load) -> Result<(), TrainError> {
         let lanes = self.place.lanes(unit);
         let mut tokens = Tokens::default();
         for cell in lanes.cells.clone() {
             // In a checking pass, those of other ranks.
-            let whole = load(Unit { cell: (cell + self.recheck.shift()) % self.run.grid.dp, ..unit });
+            let whole = load(Unit { cell: (cell + self.recheck.shift()) % self.run.grid.dp, ..unit })?;
             for context in lanes.contexts.clone() {
                 let context = mutant::context(self.mutant, context, self.place.grid_cp);
                 for rows in self.place.rows_of_context(context) {
@@ -532,6 +532,7 @@ impl<'a> Executor<'a> {
             }
         }
         self.memory.tokens.insert(unit, tokens);
+        Ok(())
     }
 
     /// Drops what is known of a unit whose forward is over.

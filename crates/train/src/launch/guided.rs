@@ -10,6 +10,7 @@ use checkpoint::CheckpointError;
 use checkpoint::store::Store;
 use control::agent::Agents;
 use control::controller::{Config, Controller, Judgement, Survey, Trade};
+use control::identity::Identity;
 use control::inject::{Injection, Random};
 use control::lease::Holding;
 use control::local::LocalAgent;
@@ -116,6 +117,8 @@ pub(super) struct Guided<'a> {
     pub request: &'a Request,
     pub folder: &'a RunFolder,
     pub job: &'a JobSpec,
+    /// What every process of the run is.
+    pub identity: Identity,
     /// The checkpoint to go on from, and its step.
     pub from: Option<(u64, PathBuf)>,
     /// That nobody has checked the last steps before it.
@@ -135,7 +138,7 @@ pub(super) struct Guided<'a> {
 /// # Errors
 /// What ended the run; a deliberate fault that was not seen or not repaired.
 pub(super) fn supervise(guided: Guided, observe: &mut dyn FnMut(&Event)) -> Result<Ended, TrainError> {
-    let Guided { request, folder, job, from, unchecked, injection, began, listener, lease, earlier } = guided;
+    let Guided { request, folder, job, identity, from, unchecked, injection, began, listener, lease, earlier } = guided;
     let run = earlier.as_ref().map_or(&request.run, |earlier| &earlier.run);
     let machine_cores = job.cores;
     let job = serde_json::to_value(job).map_err(|e| TrainError::Internal(e.to_string()))?;
@@ -143,6 +146,7 @@ pub(super) fn supervise(guided: Guided, observe: &mut dyn FnMut(&Event)) -> Resu
     let config = Config {
         run: run.clone(),
         cores: machine_cores,
+        identity,
         from,
         unchecked,
         job,

@@ -5,6 +5,7 @@ use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
+use control::identity::Identity;
 use control::journal::Entry;
 use control::lease::{Holding, Lease};
 use control::remote::handshake::{Key, TOKEN_MIN};
@@ -41,6 +42,8 @@ pub(super) struct Earlier {
     pub began: Instant,
     /// The run at work.
     pub run: Run,
+    /// What every process of it is, if it was begun by who knew that.
+    pub identity: Option<Identity>,
     /// The checkpoint that it went on from.
     pub from: Option<(u64, PathBuf)>,
     /// That nobody has checked the last steps before it.
@@ -200,7 +203,8 @@ pub(super) fn earlier(folder: &RunFolder, asked: &Run, cores: usize) -> Result<O
         return Ok(None);
     }
     let entries = folder.read_journal()?;
-    let Some(Entry::Begin { run_toml, from, unchecked, unix_ms, hosts, .. }) = entries.first().cloned() else {
+    let Some(Entry::Begin { run_toml, from, unchecked, unix_ms, hosts, identity, .. }) = entries.first().cloned()
+    else {
         return Ok(None);
     };
     // Ranks that are children of their controller died with it.
@@ -220,7 +224,7 @@ pub(super) fn earlier(folder: &RunFolder, asked: &Run, cores: usize) -> Result<O
     let since = control::journal::since_begin(&entries, unix_ms, now.as_millis() as u64);
     let began = Instant::now().checked_sub(Duration::from_millis(since)).unwrap_or_else(Instant::now);
     let events = folder.events_of_last_start();
-    Ok(Some(Earlier { began, run, from, unchecked, events }))
+    Ok(Some(Earlier { began, run, identity, from, unchecked, events }))
 }
 
 /// The run of this journal has ended.

@@ -278,6 +278,8 @@ pub fn train_mutant(
     let pins = pin::shares(run.layout.pin, &allowed, world).unwrap_or_default();
     let job = wire::JobSpec {
         name: folder.path().join("run.toml").display().to_string(),
+        run_toml: earlier.as_ref().map_or(run, |earlier| &earlier.run).values.to_toml(),
+        known: data.known(),
         cores,
         simd: request.simd.to_string(),
         checkpoints: folder.checkpoints(),
@@ -305,11 +307,23 @@ pub fn train_mutant(
         let started = threads::start(run, &job, &part, from, data, request.stop.clone());
         started.and_then(|mut ranks| collected.listen(&mut ranks, &mut hear))
     } else {
+        let own = data.identity(run);
         drop(data);
+        let identity = earlier.as_ref().and_then(|earlier| earlier.identity.clone()).unwrap_or_else(|| own.clone());
+        let differ = identity.differences(&own);
+        if !differ.is_empty() {
+            let text = format!(
+                "this controller's own data or numbers are not those of the run at work, whose processes are judged by what the run began \
+                 with: {}",
+                differ.join(", ")
+            );
+            hear(&Event::Notice { text });
+        }
         let guided = guided::Guided {
             request,
             folder: &folder,
             job: &job,
+            identity,
             from: resume,
             unchecked,
             injection,
@@ -450,7 +464,8 @@ impl Collected {
 
     fn take(&mut self, event: &Event) {
         match event {
-            Event::Step(step) => self.loss = Some(step.loss),
+            // The mean over nothing is no loss.
+            Event::Step(step) => self.loss = (step.targets != Some(0)).then_some(step.loss),
             Event::Validation { bits_per_byte, .. } => self.bits_per_byte = *bits_per_byte,
             Event::Digest { step, digest, .. } => self.digest = Some((*step, digest.clone())),
             Event::RankFinished(report) => self.reports.push(report.clone()),

@@ -6,6 +6,7 @@ use std::sync::atomic::AtomicBool;
 
 use control::fault::Fault;
 pub use control::wire::{ABOUT_COMMAND, RANK_COMMAND};
+use data::content::Known;
 use serde::{Deserialize, Serialize};
 use spec::Run;
 
@@ -20,6 +21,10 @@ use crate::rank::{Job, Pulse};
 pub struct JobSpec {
     /// Name of the run file, for messages.
     pub name: String,
+    /// The resolved run file that the run began with: every process of it comes to the same identity by it.
+    pub run_toml: String,
+    /// Files of tokens that the parent has read whole.
+    pub known: Known,
     /// Cores of the machine, as the parent saw them.
     pub cores: usize,
     /// Instruction path.

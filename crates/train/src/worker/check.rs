@@ -18,7 +18,7 @@ use program::{Mode, Op};
 use spec::{Run, Unit};
 
 use super::voice::Voice;
-use crate::corpus::Corpus;
+use crate::corpus::{self, Corpus};
 use crate::error::TrainError;
 use crate::exec::Executor;
 use crate::launch::StateLaws;
@@ -127,10 +127,7 @@ fn leaves_of(
     bring: &(dyn Fn(&mut Executor) -> Result<(), TrainError> + Sync),
 ) -> Result<Vec<(u64, u64)>, TrainError> {
     let first = run.first_sequence(step);
-    let load = |unit: Unit| {
-        let sequences = run.grid.sequences(unit);
-        rank::tokens(sequences.map(|i| data.main.sequence(Split::Train, first + i as u64)))
-    };
+    let load = |unit: Unit| corpus::read(&data.main, Split::Train, run.grid.sequences(unit).map(|i| first + i as u64));
     let made = virtual_ranks::on_threads(run, simd, &FabricOptions::default(), |executor| {
         bring(executor)?;
         executor.watch = Some(BTreeMap::new());
@@ -140,7 +137,7 @@ fn leaves_of(
                 break;
             }
             match (instr.op, instr.unit) {
-                (Op::Load, Some(unit)) => executor.load(unit, &load),
+                (Op::Load, Some(unit)) => executor.load(unit, &load)?,
                 (Op::Vote, _) => break,
                 _ => executor.instruction(instr, Mode::Train)?,
             }

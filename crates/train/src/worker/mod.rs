@@ -16,10 +16,13 @@ mod join;
 mod selftest;
 mod voice;
 
+use std::cell::Cell;
 use std::io::{BufRead, BufReader};
 use std::sync::Arc;
+use std::time::{Duration, Instant};
 
 use control::wire::{Assignment, CheckOrder, Decided, FromRank, Held, Origin, ToRank};
+use data::content::Reading;
 use kernels::Ctx;
 use spec::Run;
 
@@ -31,6 +34,9 @@ use crate::recover::Peers;
 use check::Check;
 use ear::Ear;
 use voice::Voice;
+
+/// How often a process says that it is still reading its data.
+const READING: Duration = Duration::from_secs(1);
 
 /// The whole life of a rank process; the exit code.
 pub fn rank_main() -> i32 {
@@ -88,7 +94,8 @@ fn life(voice: &Arc<Voice>) -> Result<Ended, TrainError> {
             }
             ToRank::Wait => {
                 selftest::look(&ctx, |_| ())?;
-                voice.say(&FromRank::Ready);
+                let present = worker.present();
+                voice.say(&present);
             }
             // Of a world that is over, or already done by the ear.
             _ => {}
@@ -147,12 +154,30 @@ impl Worker<'_> {
         }
     }
 
-    /// The data, which are opened once.
+    /// What this process is, by what it reads here.
+    fn present(&mut self) -> FromRank {
+        let run_toml = self.spec.run_toml.clone();
+        let identity = self.spec.run(&run_toml).and_then(|run| Ok(self.data(&run)?.identity(&run)));
+        match identity {
+            Ok(identity) => FromRank::Ready { identity },
+            Err(e) => FromRank::Unfit { reason: e.to_string() },
+        }
+    }
+
+    /// The data, which are opened once: no change of a run that is at work changes them.
     fn data(&mut self, run: &Run) -> Result<Arc<Corpus>, TrainError> {
-        Ok(match &self.data {
-            Some(data) => data.clone(),
-            None => self.data.insert(Arc::new(Corpus::open(run).map_err(TrainError::from)?)).clone(),
-        })
+        if let Some(data) = &self.data {
+            return Ok(data.clone());
+        }
+        let told = Cell::new(Instant::now());
+        let progress = |_| {
+            if told.get().elapsed() >= READING {
+                told.set(Instant::now());
+                self.voice.say(&FromRank::Reading);
+            }
+        };
+        let data = Arc::new(Corpus::open_with(run, Reading { known: &self.spec.known, progress: &progress })?);
+        Ok(self.data.insert(data).clone())
     }
 
     fn steps(&mut self, assignment: Assignment, ear: &mut Ear) -> Result<Ended, Ending> {
