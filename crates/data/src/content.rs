@@ -259,16 +259,16 @@ impl Ids {
             (true, _) => (None, NEGATIVE),
             (false, largest) => (largest.map(|id| id + 1), limit.remedy),
         };
-        let remedy = needed.map_or(remedy.into(), |ids| remedy.replace("{ids}", &ids.to_string()));
+        let remedy: String = needed.map_or(remedy.into(), |ids| remedy.replace("{ids}", &ids.to_string()));
         Err(DataError::Id {
             path: path.to_owned(),
-            id,
+            id: i64::try_from(id).unwrap_or(i64::MAX),
             token,
             document,
             place: token - start,
-            says: format!("by {} ids are below {}", limit.says, limit.ids),
+            says: format!("by {} ids are below {}", limit.says, limit.ids).into(),
             bad: self.bad,
-            remedy,
+            remedy: remedy.into(),
         })
     }
 

@@ -105,7 +105,7 @@ pub enum DataError {
         /// The file.
         path: PathBuf,
         /// The first such id.
-        id: i128,
+        id: i64,
         /// Where it stands in the file, from 0.
         token: usize,
         /// In which document, from 0.
@@ -113,11 +113,11 @@ pub enum DataError {
         /// Where in that, from 0.
         place: usize,
         /// What ids there are, and by whom.
-        says: String,
+        says: Box<str>,
         /// How many such ids there are.
         bad: u64,
         /// What to do.
-        remedy: String,
+        remedy: Box<str>,
     },
     /// A path of `data.source = "tokens"` that holds none.
     #[error(

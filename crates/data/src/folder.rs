@@ -159,7 +159,7 @@ pub(crate) fn open(path: &Path, header: Header, key: &'static str, reading: Read
         return Ok(Folder { header, ids: Ids::None, documents });
     };
     as_said(&tokens, file.hash(), &header.tokens_blake3)?;
-    Ok(Folder { header, ids: Ids::Mapped(file), documents })
+    Ok(Folder { header, ids: Ids::Mapped(Box::new(file)), documents })
 }
 
 /// The content of `path` is what the header says.

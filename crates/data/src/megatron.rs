@@ -139,7 +139,7 @@ pub(crate) fn open(
     Ok(match Mapped::open(&bin, index.word, &bytes, limit, key, reading)? {
         Some(file) => {
             let hash = file.hash();
-            (Ids::Mapped(file), index, hash)
+            (Ids::Mapped(Box::new(file)), index, hash)
         }
         None => (Ids::None, index, *blake3::hash(&bytes).as_bytes()),
     })

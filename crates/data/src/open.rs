@@ -9,7 +9,7 @@ use crate::content::Reading;
 use crate::store::Store;
 use crate::synthetic::{self, Language};
 use crate::text::kinds::Kinds;
-use crate::text::{self, Documents, Reading};
+use crate::text::{self, Documents};
 use crate::{DataError, EOD, austen, cargo, folder, megatron};
 
 const PATHS: &str = "data.paths";
@@ -78,12 +78,12 @@ fn bytes(
             "synthetic language".into()
         }
         Source::Text | Source::Tokens => {
-            text::read(&mut documents, paths, &Reading { key: PATHS, field, without })?;
+            text::read(&mut documents, paths, &text::Reading { key: PATHS, field, without })?;
             format!("text of {}", named(paths))
         }
     };
     let own = documents.ends.len();
-    text::read(&mut documents, held_out, &Reading { key: HELD_OUT, field, without: &HashSet::new() })?;
+    text::read(&mut documents, held_out, &text::Reading { key: HELD_OUT, field, without: &HashSet::new() })?;
     let Documents { bytes, ends, kinds } = documents;
     let hash = hash(&bytes, &ends);
     let store = Store::text(bytes, &ends, config.eod.then_some(EOD));

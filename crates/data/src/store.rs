@@ -47,7 +47,7 @@ pub(crate) enum Ids {
     /// A byte is a token.
     Bytes(Vec<u8>),
     /// A mapped file, of which all was read and is known.
-    Mapped(Mapped),
+    Mapped(Box<Mapped>),
     /// A file without a token, which cannot be mapped.
     None,
 }
@@ -144,7 +144,7 @@ impl Store {
 
     fn files(&self) -> impl Iterator<Item = &Mapped> {
         self.segments.iter().filter_map(|segment| match &segment.ids {
-            Ids::Mapped(file) => Some(file),
+            Ids::Mapped(file) => Some(&**file),
             Ids::Bytes(_) | Ids::None => None,
         })
     }

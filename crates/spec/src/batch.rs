@@ -37,7 +37,9 @@ impl Run {
         if let Some(other) = sets.iter().find(|set| !settable(key(set))) {
             return Err(SpecError::law(
                 format!("--set {other}: the model and the batch are given"),
-                format!("settable here: layout.*, grid.*, train.* but train.batch and train.seq, {AUX_LOSS}, {AUX_SCOPE}"),
+                format!(
+                    "settable here: layout.*, grid.*, train.* but train.batch and train.seq, {AUX_LOSS}, {AUX_SCOPE}"
+                ),
                 "leave it out",
             ));
         }

@@ -10,7 +10,7 @@ pub(super) enum Lack {
     /// The peer has not come to its half.
     Peer(u32, Why),
     /// Both halves are there, and one gives more or less than the other one takes.
-    Size(Doubt),
+    Size(Box<Doubt>),
 }
 
 /// What `exchange`, an open send or receive of `view`, waits for; none: nothing that the records tell.
@@ -37,7 +37,7 @@ pub(super) fn lack(table: &Table, view: &RankView, at: usize) -> Option<Lack> {
     let Some(partner) = partner else { return Some(Lack::Peer(peer, Why::NoPartner)) };
     let (gives, takes) = (payload(exchange), payload(partner));
     if gives.is_some() && takes.is_some() && gives != takes {
-        return Some(Lack::Size(sizes(table, view, exchange, other, partner)));
+        return Some(Lack::Size(Box::new(sizes(table, view, exchange, other, partner))));
     }
     match partner.open() {
         true if exchange.state == State::Started && other.queued(partner) => Some(Lack::Peer(peer, Why::Queued)),

@@ -20,6 +20,9 @@ pub(super) struct Wait<'a> {
     pub all_there: bool,
 }
 
+/// A rank, what it waits in, and whether that holds it up for sure.
+type Waiter<'a> = (u32, &'a Exchange, bool);
+
 /// All waits, and the sends and receives whose halves do not fit. `queued`: what a rank has scheduled counts as a wait, too, although
 /// its stream has not come to it.
 ///
@@ -28,7 +31,7 @@ pub(super) struct Wait<'a> {
 pub(super) fn waits<'a>(table: &Table<'a>, differences: &[Difference], queued: bool) -> (Vec<Wait<'a>>, Vec<Doubt>) {
     let mut waits = Vec::new();
     let mut doubts: Vec<Doubt> = Vec::new();
-    let mut collectives: BTreeMap<(usize, u64), Vec<(u32, &'a Exchange, bool)>> = BTreeMap::new();
+    let mut collectives: BTreeMap<(usize, u64), Vec<Waiter<'a>>> = BTreeMap::new();
     for view in table.views.values() {
         let open = view.exchanges.iter().enumerate();
         let mut open = open.filter(|(_, e)| e.open() && (queued || !view.queued(e))).peekable();
@@ -46,7 +49,7 @@ pub(super) fn waits<'a>(table: &Table<'a>, differences: &[Difference], queued: b
                 Some(Lack::Peer(peer, why)) => {
                     waits.push(Wait { group, waiters, missing: [(peer, why)].into(), all_there: why == Why::Behind });
                 }
-                Some(Lack::Size(doubt)) if !doubts.iter().any(|d| d.ranks == doubt.ranks) => doubts.push(doubt),
+                Some(Lack::Size(doubt)) if !doubts.iter().any(|d| d.ranks == doubt.ranks) => doubts.push(*doubt),
                 _ => {}
             }
         }

@@ -27,9 +27,12 @@ fn met<'a>(view: &'a RankView, group: &'a str) -> impl Iterator<Item = &'a Excha
     view.exchanges.iter().filter(move |e| e.group == group && !e.open() && e.meets())
 }
 
+/// A rank, and the first and last of what it did.
+type Span = (u32, u64, u64);
+
 /// Of one group, those who have not begun what others completed with them, or the reverse if these are more.
 fn behind(views: &[&RankView]) -> Option<Vec<u32>> {
-    let mut groups: BTreeMap<(&str, &[u32]), Vec<(u32, u64, u64)>> = BTreeMap::new();
+    let mut groups: BTreeMap<(&str, &[u32]), Vec<Span>> = BTreeMap::new();
     for view in views {
         for (name, group) in &view.groups {
             let Some(begun) = group.begun.filter(|_| group.ranks.contains(&view.rank)) else { continue };
