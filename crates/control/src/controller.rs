@@ -46,6 +46,12 @@ pub trait Trade: Send {
     /// The worlds before are over: ends their timeline, so that nothing of them is committed any more, and looks which checkpoints
     /// are there.
     fn survey(&self, run: &Run) -> Survey;
+    /// Writes down that the run is changed, so that no death takes it back; the run is that of `run_toml` from then on. What is
+    /// written down already is not written twice.
+    ///
+    /// # Errors
+    /// Why it is not; nothing of it is left then.
+    fn record(&self, intervention: &Intervention, run_toml: &str) -> Result<(), String>;
     /// Sets checkpoints of steps after `after` aside, in the run's folder and in the slower tier; what was done, or could not be.
     fn distrust(&self, run: &Run, after: u64) -> Vec<String>;
 }
@@ -107,6 +113,16 @@ pub struct End {
     pub done: Option<serde_json::Value>,
 }
 
+/// A change of what the run is, before it is written down.
+#[derive(Debug, Clone)]
+struct Change {
+    intervention: Intervention,
+    /// The run file from then on.
+    run_toml: String,
+    /// A person asked for it.
+    asked: bool,
+}
+
 /// See the module.
 pub struct Controller<'a> {
     config: &'a Config,
@@ -138,8 +154,12 @@ pub struct Controller<'a> {
     rebuilt: bool,
     /// When this controller looked at its clock last.
     ticked_at: u64,
-    /// Changes of what the run is, with its run file from then on, that nobody has taken yet.
-    interventions: Vec<(Intervention, String)>,
+    /// A change of what the run is that the controller before may not have written down.
+    unwritten: Option<Change>,
+    /// What became of the change that is being made, for the policy.
+    recorded: Option<Result<(), String>>,
+    /// What became of the one that a person asked for last: the step with which it begins, or why it cannot be.
+    outcome: Option<Result<u64, String>>,
     /// Sees the wall clock jump.
     clock: Watcher,
     /// What spares check.
@@ -195,7 +215,9 @@ impl<'a> Controller<'a> {
             marks: BTreeMap::new(),
             rebuilt: false,
             ticked_at: 0,
-            interventions: Vec::new(),
+            unwritten: None,
+            recorded: None,
+            outcome: None,
             clock: Watcher::new(config.wall.clone()),
             checks: spares::Checks::default(),
             end: None,
@@ -269,9 +291,15 @@ impl<'a> Controller<'a> {
         self.repairs.unseen()
     }
 
-    /// What was changed of what the run is since this was asked last, with its run file; of one that was rebuilt, by its journal.
-    pub fn interventions(&mut self) -> Vec<(Intervention, String)> {
-        std::mem::take(&mut self.interventions)
+    /// The run as it is to be from the next world on.
+    pub fn wanted(&self) -> &Run {
+        self.policy.wanted()
+    }
+
+    /// What became of the change of the recipe that a person asked for last ([`Controller::reload`]), told once: the step with which it
+    /// begins, when that is written down; or why the run goes on unchanged.
+    pub fn outcome(&mut self) -> Option<Result<u64, String>> {
+        self.outcome.take()
     }
 
     /// A person asks for a stop.
@@ -279,9 +307,10 @@ impl<'a> Controller<'a> {
         self.feed(Input::Stop, agents, observe);
     }
 
-    /// A person changes the run; it is validated already.
-    pub fn reload(&mut self, run_toml: String, agents: &mut dyn Agents, observe: &mut dyn FnMut(&Event)) {
-        self.feed(Input::Reload { run_toml }, agents, observe);
+    /// A person changes the run by these settings, each `key=value`; they are validated already.
+    pub fn reload(&mut self, sets: Vec<String>, agents: &mut dyn Agents, observe: &mut dyn FnMut(&Event)) {
+        self.outcome = None;
+        self.feed(Input::Reload { sets }, agents, observe);
     }
 
     /// Processes started from now on are of another program; those of before are replaced.
@@ -296,6 +325,10 @@ impl<'a> Controller<'a> {
 
     /// Time passes: who is silent, who is late.
     pub fn tick(&mut self, agents: &mut dyn Agents, observe: &mut dyn FnMut(&Event)) {
+        if let Some(change) = self.unwritten.take() {
+            self.record(change, observe);
+            self.tell_recorded(agents, observe);
+        }
         let (now, limit) = (self.now(), self.policy.run().guard.heartbeat_timeout_ms);
         let away = now > std::mem::replace(&mut self.ticked_at, now) + limit / 4;
         if away || agents.deaf() {

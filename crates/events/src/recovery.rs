@@ -128,14 +128,18 @@ impl Anatomy {
 /// The run's numbers were changed on purpose: part of the run's definition, also a line of `interventions.jsonl`.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 pub struct Intervention {
-    /// The step from which it holds.
+    /// The step from which it holds, whoever computes that step.
     pub step: u64,
-    /// What it is: a skipped batch, a rollback, a changed learning rate.
+    /// `skip`: batches are left out; `reload`: values of the recipe are others.
     pub action: String,
-    /// Its operands, as a sentence.
+    /// What changes, for the person.
     pub detail: String,
     /// Who asked: a rule of the policy, or a person.
     pub by: String,
+    /// What a run file has to say to be changed in the same way, as `key=value`: the list of `train.skip` or `train.changes` with
+    /// this change alone. None: an older version wrote it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub set: Option<String>,
 }
 
 /// What a rank did in a step, for who compares ranks; not part of the log.

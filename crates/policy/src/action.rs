@@ -96,18 +96,27 @@ pub enum Action {
         /// Of which world.
         generation: u64,
     },
-    /// What the run is was changed, from `step` on.
+    /// What the run is changes from `step` on. To be written down, so that no death takes it back; then [`crate::Input::Recorded`].
+    /// Nobody acts on it before.
     Intervene {
         /// The first step that differs.
         step: u64,
-        /// What was changed, as `key=value`.
+        /// What changes, as `key=value`.
         detail: String,
+        /// What a run file has to say for that: the list of `train.skip` or `train.changes` with this change alone.
+        #[serde(default)]
+        set: String,
         /// The resolved run file from then on.
         run_toml: String,
+        /// A person asked for it.
+        #[serde(default)]
+        asked: bool,
     },
     /// The run is about to go on from disk. End the timeline of the worlds before, so that nothing of them is committed any more; then
     /// look which checkpoints are there and good, and give [`crate::Input::Found`].
     Survey,
+    /// What a person asked for cannot be, and the run goes on unchanged.
+    Refuse,
     /// Checkpoints of steps after this one are none any more: they are set aside, here and in the slower tier, and what is being
     /// written of them is not committed.
     Distrust {

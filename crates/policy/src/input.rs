@@ -303,10 +303,16 @@ pub enum Input {
     },
     /// A person asks for a stop, with a checkpoint.
     Stop,
-    /// A person changes the run: this resolved run file holds from the next world on.
+    /// A person changes the run: these settings hold from the next world on, those of the recipe from the next step on.
     Reload {
-        /// The run file.
-        run_toml: String,
+        /// Each `key=value`.
+        #[serde(default)]
+        sets: Vec<String>,
+    },
+    /// What was to be written down ([`crate::Action::Intervene`]) is, for good.
+    Recorded {
+        /// Or why it is not; nothing is left of it then.
+        refused: Option<String>,
     },
     /// Processes started from now on are of another program: those of before are replaced, one by one.
     Replace,

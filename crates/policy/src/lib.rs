@@ -8,7 +8,8 @@
 //!  shrink.rs  which layout fits the processes that are left
 //!  spread.rs  which ranks share a host
 //!  hosts.rs   processes, their hosts, failures in a window
-//!  ladder/    the state machine: trouble, settling, forming, running, another program (renew), processes of another run (unfit)
+//!  ladder/    the state machine: trouble, settling, forming, running, changes of the run (intervene), another program (renew),
+//!             processes of another run (unfit)
 //! ```
 //!
 //! The ladder, from the cheapest answer up: replay the step with the same processes; restart a process; a spare in its place;

@@ -2,6 +2,7 @@
 
 mod ends;
 mod hosts;
+mod intervene;
 mod state;
 mod unfit;
 
@@ -209,15 +210,16 @@ fn where_batches_may_be_left_out_the_run_goes_back_and_on_without_them() {
     let cause = || Cause::NotFinite { step: 7, reason: "training diverged".into() };
     desk.says(0, at(6), cause());
     let out = desk.says(1, at(6), cause());
-    let Action::Intervene { step, detail, .. } = &out[0] else { panic!("{out:?}") };
-    // Those of steps 5 and 6, that of 7, and one more.
-    assert_eq!((*step, detail.as_str()), (5, "train.skip=[\"5+4\"]"));
+    // Those of steps 5 and 6, that of 7, and one more. Nothing follows before that is written down.
+    let [Action::Intervene { step: 5, set, asked: false, .. }] = &out[..] else { panic!("{out:?}") };
+    assert_eq!(set, "train.skip=[\"5+4\"]");
+    assert_eq!(desk.on(Input::Tick), []);
+    let out = desk.on(Input::Recorded { refused: None });
     let world = formed(&out);
     assert_eq!(world.origin, Origin::Disk("c/step-4".into()));
     assert!(world.run_toml.contains("skip = [\"5+4\"]"), "{}", world.run_toml);
     // At once, since it may take long until there is a world; and before it, since somebody may have written on meanwhile.
-    let went: Vec<_> =
-        out[1..].iter().filter(|a| matches!(a, Action::Distrust { after: 4 } | Action::Form(_))).collect();
+    let went: Vec<_> = out.iter().filter(|a| matches!(a, Action::Distrust { after: 4 } | Action::Form(_))).collect();
     assert!(matches!(went[..], [Action::Distrust { .. }, Action::Distrust { .. }, Action::Form(_)]), "{out:?}");
     desk.load(4);
     desk.on(Input::Step { step: 5 });

@@ -145,7 +145,7 @@ const RULES: &[Rule] = &[
     },
     Rule {
         key: "train.no_decay",
-        idle: |run| when(run.train.weight_decay == 0.0, "train.weight_decay = 0: nothing decays"),
+        idle: |run| when(never_decays(run), "train.weight_decay = 0: nothing decays"),
         remedy: "set train.weight_decay",
     },
     Rule {
@@ -223,6 +223,12 @@ const RULES: &[Rule] = &[
     },
 ];
 
+/// No step of the run has any weight decay.
+fn never_decays(run: &Run) -> bool {
+    let recipe = &run.train.recipe;
+    std::iter::once(0).chain(recipe.changes().steps()).all(|step| recipe.at(step).weight_decay == 0.0)
+}
+
 /// Keys without a rule: those that always do something, and those of which what is set is true even where it changes nothing,
 /// so that a sweep over layouts may leave them where they are.
 #[cfg(test)]
@@ -260,6 +266,7 @@ const NO_RULE: &[(&str, &[&str])] = &[
             "train.weight_decay",
             "train.clip",
             "train.skip",
+            "train.changes",
             "train.sample_every",
             "grid.dp",
             "grid.cp",

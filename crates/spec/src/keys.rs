@@ -118,6 +118,7 @@ keys! {
     "train.eval_sequences" Int "16" true "sequences in a validation";
     "train.patience" Int "0" true "stop after so many validations in a row without a new best; 0: never";
     "train.skip" Texts "" true "batches left out, as a roll-back with guard.skip_batches writes them down: [\"13+2\"] leaves out two before step 13";
+    "train.changes" Texts "" true "values of the recipe from a step on, as `lockstep reload` writes them down: [\"9: train.lr=1e-4\"]; of lr, lr_min, clip, weight_decay, beta1, beta2 and eps";
     "train.sample_every" Int "0" false "steps between text samples; 0: none";
     "train.sample_prompt" Text "\"The \"" false "what a sample continues";
     "train.sample_tokens" Int "64" false "tokens of a sample";

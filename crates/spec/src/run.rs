@@ -113,28 +113,16 @@ pub struct TrainConfig {
     pub steps: u64,
     /// Tokens per sequence.
     pub seq: usize,
-    /// Peak learning rate.
-    pub lr: f64,
-    /// Learning rate at the last step.
-    pub lr_min: f64,
+    /// Learning rates, decay and clip of each step.
+    pub recipe: crate::Recipes,
     /// What follows the warm-up.
     pub schedule: LrSchedule,
     /// Steps of linear warm-up.
     pub warmup: u64,
     /// Steps of the final line (`wsd`).
     pub decay: u64,
-    /// AdamW's first decay.
-    pub beta1: f64,
-    /// AdamW's second decay.
-    pub beta2: f64,
-    /// AdamW's epsilon.
-    pub eps: f64,
-    /// Decoupled weight decay, on matrices only.
-    pub weight_decay: f64,
     /// Tensors without decay: parts of names, `*` for anything.
     pub no_decay: Vec<String>,
-    /// Limit of the global gradient norm; 0: none.
-    pub clip: f64,
     /// Seed of the initial weights.
     pub seed: u64,
     /// Steps between validations; 0: only at the end.
@@ -481,17 +469,11 @@ pub(crate) fn train(values: &Values) -> Result<TrainConfig, SpecError> {
     let train = TrainConfig {
         steps: need(&mut faults, "train.steps") as u64,
         seq: need(&mut faults, "train.seq"),
-        lr: float("train.lr"),
-        lr_min: float("train.lr_min"),
+        recipe: faults.take(crate::Recipes::read(values)).unwrap_or_else(|| crate::Recipes::unchanged(values)),
         schedule: word_or_default(values, "train.schedule", &mut faults),
         warmup: need(&mut faults, "train.warmup") as u64,
         decay: need(&mut faults, "train.decay") as u64,
-        beta1: float("train.beta1"),
-        beta2: float("train.beta2"),
-        eps: float("train.eps"),
-        weight_decay: float("train.weight_decay"),
         no_decay: values.texts("train.no_decay"),
-        clip: float("train.clip"),
         seed: values.seed("train.seed"),
         eval_every: need(&mut faults, "train.eval_every") as u64,
         eval_sequences: need(&mut faults, "train.eval_sequences"),

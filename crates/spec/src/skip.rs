@@ -14,8 +14,13 @@ pub struct Skips(Vec<(u64, u64)>);
 impl Skips {
     /// `train.skip`.
     pub(crate) fn read(values: &Values) -> Result<Self, SpecError> {
+        Self::of_texts(&values.texts(KEY))
+    }
+
+    /// Its entries.
+    pub(crate) fn of_texts(texts: &[String]) -> Result<Self, SpecError> {
         let mut all: Vec<(u64, u64)> = Vec::new();
-        for text in values.texts(KEY) {
+        for text in texts {
             let read = text.split_once('+').and_then(|(step, n)| Some((step.parse().ok()?, n.parse().ok()?)));
             let after = all.last().map_or(0, |(step, _)| *step);
             let Some((step, n)) = read.filter(|(step, n)| *step > after && *n > 0) else {
@@ -30,24 +35,19 @@ impl Skips {
         Ok(Self(all))
     }
 
+    /// Of (step, batches), in ascending steps.
+    pub(crate) fn of(all: impl Iterator<Item = (u64, u64)>) -> Self {
+        Self(all.collect())
+    }
+
+    /// Each step, and how many batches are left out before it.
+    pub fn iter(&self) -> impl Iterator<Item = (u64, u64)> {
+        self.0.iter().copied()
+    }
+
     /// How many batches are left out before `step` and earlier ones.
     pub fn before(&self, step: u64) -> u64 {
         self.0.iter().filter(|(at, _)| *at <= step).map(|(_, n)| n).sum()
-    }
-
-    /// Those of steps up to `step`: what a checkpoint of that step has gone through.
-    pub fn until(&self, step: u64) -> Self {
-        Self(self.0.iter().copied().filter(|(at, _)| *at <= step).collect())
-    }
-
-    /// With `batches` more before `step`, which is no earlier than all others.
-    pub fn and(&self, step: u64, batches: u64) -> Self {
-        let mut all = self.clone();
-        match all.0.last_mut().filter(|(at, _)| *at == step) {
-            Some((_, n)) => *n += batches,
-            None => all.0.push((step, batches)),
-        }
-        all
     }
 
     /// None.
@@ -81,8 +81,6 @@ mod tests {
         assert_eq!((1..=8).map(first).collect::<Vec<_>>(), [0, 1, 4, 5, 6, 7, 9, 10]);
         assert_eq!((one.cursor(2), one.cursor(3), one.cursor(10)), (16, 40, 104));
         let skip = &one.train.skip;
-        assert_eq!((skip.until(6).to_string(), skip.until(2).is_empty()), ("[\"3+2\"]".into(), true));
-        assert_eq!(skip.and(7, 2).and(9, 1).to_string(), "[\"3+2\", \"7+3\", \"9+1\"]");
         let again = run(&skip.to_string()).unwrap();
         assert_eq!(again.train.skip, *skip);
         assert!(again.definition().contains("skip = [\"3+2\", \"7+1\"]"));

@@ -2,6 +2,7 @@
 
 use crate::error::SpecError;
 use crate::faults::Faults;
+use crate::recipe::Recipe;
 use crate::run::{LrSchedule, TrainConfig};
 
 /// Refuses what cannot be trained with; each law names the key, its range and a usual value.
@@ -35,31 +36,38 @@ pub(crate) fn check(train: &TrainConfig) -> Result<(), SpecError> {
         let what = "train.patience counts validations, and train.eval_every = 0 makes none before the end".into();
         law(what, "set train.eval_every");
     }
-    rates(train, &mut faults);
+    if let Some(step) = train.recipe.changes().steps().find(|step| *step > steps) {
+        let what = format!("train.changes begins at step {step}, after the last one: train.steps = {steps}");
+        law(what, "name an earlier step, or remove the entry");
+    }
+    rates(train, None, &mut faults);
+    train.recipe.changes().steps().for_each(|step| rates(train, Some(step), &mut faults));
     faults.end(())
 }
 
-fn rates(train: &TrainConfig, faults: &mut Faults) {
+/// The values of `step`; none: those that the run begins with.
+fn rates(train: &TrainConfig, step: Option<u64>, faults: &mut Faults) {
     let share = "at least 0 and below 1";
     let temperature = f64::from(train.sample.temperature);
+    let from = step.map_or(String::new(), |step| format!(" from step {step} on (train.changes)"));
+    let Recipe { lr, lr_min, clip, weight_decay, beta1, beta2, eps } = train.recipe.at(step.unwrap_or(0));
     let ranges = [
-        ("train.lr", train.lr, train.lr >= 0.0, "at least 0", "1e-3"),
-        ("train.lr_min", train.lr_min, train.lr_min >= 0.0, "at least 0", "0"),
-        ("train.beta1", train.beta1, (0.0..1.0).contains(&train.beta1), share, "0.9"),
-        ("train.beta2", train.beta2, (0.0..1.0).contains(&train.beta2), share, "0.95"),
-        ("train.eps", train.eps, train.eps > 0.0, "above 0", "1e-8"),
-        ("train.weight_decay", train.weight_decay, train.weight_decay >= 0.0, "at least 0", "0.1"),
-        ("train.clip", train.clip, train.clip >= 0.0, "at least 0 (0: none)", "1"),
+        ("train.lr", lr, lr >= 0.0, "at least 0", "1e-3"),
+        ("train.lr_min", lr_min, lr_min >= 0.0, "at least 0", "0"),
+        ("train.beta1", beta1, (0.0..1.0).contains(&beta1), share, "0.9"),
+        ("train.beta2", beta2, (0.0..1.0).contains(&beta2), share, "0.95"),
+        ("train.eps", eps, eps > 0.0, "above 0", "1e-8"),
+        ("train.weight_decay", weight_decay, weight_decay >= 0.0, "at least 0", "0.1"),
+        ("train.clip", clip, clip >= 0.0, "at least 0 (0: none)", "1"),
         ("train.sample_temperature", temperature, temperature >= 0.0, "at least 0", "0.8"),
     ];
     for (key, value, _, range, usual) in ranges.into_iter().filter(|(_, _, fits, ..)| !fits) {
         faults.law(
-            format!("{key} = {value} is out of range: it must be {range}"),
+            format!("{key} = {value}{from} is out of range: it must be {range}"),
             format!("{key} {value}"),
             format!("set {key} to such as {usual}, or leave it unset"),
         );
     }
-    let (lr, lr_min) = (train.lr, train.lr_min);
     if lr_min > lr && lr >= 0.0 {
         faults.law(
             format!("train.lr_min = {lr_min} is above train.lr = {lr}: the rate would rise to its minimum"),

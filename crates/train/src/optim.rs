@@ -2,6 +2,7 @@
 
 use std::ops::Range;
 
+use spec::Recipe;
 use spec::run::{LrSchedule, TrainConfig};
 use spec::tensors::STATE_CHUNK;
 
@@ -9,27 +10,28 @@ use crate::state::{BucketState, ChunkState};
 use crate::vote::Decision;
 
 /// The learning rate of step `step` (from 1): a line up to the peak at step `warmup`, then the schedule down to
-/// `lr_min` at the last step.
+/// `lr_min` at the last step. Peak and minimum are those of the step's recipe.
 pub fn learning_rate(train: &TrainConfig, step: u64) -> f64 {
+    let Recipe { lr, lr_min, .. } = train.recipe.at(step);
     if step < train.warmup {
-        return train.lr * step as f64 / train.warmup as f64;
+        return lr * step as f64 / train.warmup as f64;
     }
     match train.schedule {
         LrSchedule::Wsd => {
             let left = (train.steps - step.min(train.steps)).min(train.decay);
-            return train.lr_min + (train.lr - train.lr_min) * left as f64 / train.decay.max(1) as f64;
+            return lr_min + (lr - lr_min) * left as f64 / train.decay.max(1) as f64;
         }
-        LrSchedule::Rsqrt => return (train.lr * (train.warmup as f64 / step as f64).sqrt()).max(train.lr_min),
+        LrSchedule::Rsqrt => return (lr * (train.warmup as f64 / step as f64).sqrt()).max(lr_min),
         _ => {}
     }
     let rest = (train.steps - train.warmup).max(1) as f64;
     let done = (step - train.warmup) as f64 / rest;
     let share = match train.schedule {
-        LrSchedule::Constant | LrSchedule::Wsd | LrSchedule::Rsqrt => return train.lr,
+        LrSchedule::Constant | LrSchedule::Wsd | LrSchedule::Rsqrt => return lr,
         LrSchedule::Linear => 1.0 - done,
         LrSchedule::Cosine => 0.5 * (1.0 + kernels::math::cos64(std::f64::consts::PI * done)),
     };
-    train.lr_min + (train.lr - train.lr_min) * share
+    lr_min + (lr - lr_min) * share
 }
 
 /// beta^step by repeated multiplication: the same bits on every machine.
@@ -90,14 +92,15 @@ pub fn apply_to(
     (number, at): (usize, Range<usize>),
     sums: bool,
 ) -> Vec<[u64; 3]> {
+    let recipe = train.recipe.at(step);
     let base = kernels::AdamW {
         lr: learning_rate(train, step) as f32,
-        beta1: train.beta1 as f32,
-        beta2: train.beta2 as f32,
-        eps: train.eps as f32,
+        beta1: recipe.beta1 as f32,
+        beta2: recipe.beta2 as f32,
+        eps: recipe.eps as f32,
         weight_decay: 0.0,
-        correction1: (1.0 - power(train.beta1, step)) as f32,
-        correction2: (1.0 - power(train.beta2, step)) as f32,
+        correction1: (1.0 - power(recipe.beta1, step)) as f32,
+        correction2: (1.0 - power(recipe.beta2, step)) as f32,
         grad_scale: decision.grad_scale,
     };
     let ChunkState { held, params, buckets, gathers, .. } = chunk;
@@ -112,7 +115,7 @@ pub fn apply_to(
         let (lo, hi) = (held.at.start.max(here.start), held.at.end.min(here.end));
         (lo < hi && held.tensor.role.is_trained()).then(|| {
             let decays = held.tensor.decays() && !train.no_decay.iter().any(|part| names(part, &held.tensor.name));
-            (lo - here.start..hi - here.start, if decays { train.weight_decay as f32 } else { 0.0 })
+            (lo - here.start..hi - here.start, if decays { recipe.weight_decay as f32 } else { 0.0 })
         })
     });
     let parts: Vec<_> = inside.collect();
@@ -157,6 +160,16 @@ mod tests {
         assert!((at[7] - 0.6).abs() < 1e-12 && (at[9] - 0.2).abs() < 1e-12, "{at:?}");
         let rsqrt = train("schedule = \"rsqrt\"\nwarmup = 2");
         assert_eq!((learning_rate(&rsqrt, 2), learning_rate(&rsqrt, 8)), (1.0, 0.5));
+    }
+
+    #[test]
+    fn a_change_of_the_recipe_holds_from_its_step_on() {
+        let sets = "schedule = \"linear\"\nchanges = [\"6: train.lr=0.5\", \"8: train.lr_min=0.1\"]";
+        let (changed, plain) = (train(sets), train("schedule = \"linear\""));
+        let at = |train: &TrainConfig, step| learning_rate(train, step);
+        assert!((1..6).all(|step| at(&changed, step).to_bits() == at(&plain, step).to_bits()));
+        assert_eq!((at(&changed, 6), at(&changed, 7)), (0.5 * at(&plain, 6), 0.5 * at(&plain, 7)));
+        assert_eq!(at(&changed, 10), 0.1);
     }
 
     #[test]

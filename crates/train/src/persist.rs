@@ -93,7 +93,7 @@ pub(crate) fn meta(executor: &Executor, step: u64, digest: Option<String>, best:
     Meta {
         step,
         cursor: executor.run.cursor(step),
-        definition: executor.definition.clone(),
+        definition: spec::definition_until(&executor.definition, step),
         numerics_version: NUMERICS_VERSION,
         tp: executor.place.grid_tp,
         digest,

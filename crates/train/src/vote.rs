@@ -3,8 +3,8 @@
 use std::collections::HashMap;
 
 use serde::{Deserialize, Serialize};
+use spec::Recipe;
 use spec::moe::AuxScope;
-use spec::run::TrainConfig;
 use spec::tensors::{STATE_CHUNK, Tensor};
 use spec::tree::sum_f64;
 use spec::{Grid, Leaf, Run};
@@ -270,12 +270,12 @@ pub struct Decision {
 }
 
 /// Decides; the gradient is normalised by the tokens of the whole step and clipped as
-/// min(1, clip / (norm + 1e-6)).
-pub fn decide(tally: &Tally, train: &TrainConfig) -> Decision {
+/// min(1, clip / (norm + 1e-6)), by the recipe of the step.
+pub fn decide(tally: &Tally, recipe: &Recipe) -> Decision {
     let tokens = tally.loss.tokens.max(1) as f64;
     let loss = tally.loss.nats / tokens;
     let grad_norm = tally.squares.sqrt() / tokens;
-    let clip = if train.clip > 0.0 { (train.clip / (grad_norm + 1e-6)).min(1.0) } else { 1.0 };
+    let clip = if recipe.clip > 0.0 { (recipe.clip / (grad_norm + 1e-6)).min(1.0) } else { 1.0 };
     let finite = loss.is_finite() && grad_norm.is_finite();
     Decision {
         loss,

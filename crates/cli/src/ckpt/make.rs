@@ -11,6 +11,7 @@ use spec::Run;
 use spec::tensors::{Tensor, tensors};
 use train::TrainError;
 use train::corpus::Corpus;
+use train::launch;
 use train::persist::load_every_rank;
 
 use super::{Say, open, regular};
@@ -118,9 +119,11 @@ pub fn reshard(say: Say, path: &Path, sets: &[String], out: Option<&Path>) -> Re
     let name = folder.join("run.toml");
     regular(&name)?;
     let run = Run::load(&name, sets, crate::cores())?;
+    let meta = from.meta();
+    // What was changed in the run goes along, also what the checkpoint has not come to.
+    let run = launch::with_course(&folder, &run, meta, crate::cores())?;
     let tensors = tensors(&run.model);
     holds(&from, &tensors)?;
-    let meta = from.meta();
     if run.grid.tp == meta.tp {
         let bytes = load_every_rank(&run, &from)?;
         let total: u64 = bytes.iter().sum();
@@ -146,7 +149,7 @@ pub fn reshard(say: Say, path: &Path, sets: &[String], out: Option<&Path>) -> Re
     };
     fresh(out, "--out")?;
     let found = meta.definition.find(DATA_FOUND).map_or("", |at| &meta.definition[at..]);
-    let definition = run.definition() + found;
+    let definition = spec::definition_until(&(run.definition() + found), meta.step);
     let meta = Meta { tp: run.grid.tp, definition, digest: None, ..meta.clone() };
     let mut source = |tensor, kind| Ok(from.read_tensor(tensor, kind)?);
     let made = write(out, &run.values.to_toml(), &tensors, &meta, &mut source)?;

@@ -19,6 +19,7 @@ mod first_step;
 mod hosts;
 mod hosts_cut;
 mod identity;
+mod intervene;
 mod layouts;
 mod memory;
 mod orphans;

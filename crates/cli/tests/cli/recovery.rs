@@ -198,7 +198,7 @@ fn a_changed_learning_rate_is_an_intervention() {
     run.wait_for(|line| line.starts_with("intervention from step "));
     run.end().expect(0);
     let written = std::fs::read_to_string(lab.path("out/interventions.jsonl")).unwrap();
-    assert!(written.contains("train.lr=1e-4"), "{written}");
+    assert!(written.contains("train.lr=0.0001"), "{written}");
 }
 
 /// What 24 steps come to that nothing disturbs.

@@ -4,7 +4,7 @@ use events::{Event, Intervention};
 use policy::{Action, Decision, Input, Origin, Process, World};
 use spec::Transport;
 
-use super::{Controller, End, Survey};
+use super::{Change, Controller, End, Survey};
 use crate::agent::Agents;
 use crate::journal::Entry;
 use crate::wire::{Assignment, ToRank};
@@ -30,6 +30,27 @@ impl Controller<'_> {
             }
             self.act(decision, trouble, agents, observe);
         }
+        self.tell_recorded(agents, observe);
+    }
+
+    /// Tells the policy that what it changes is written down, or is not.
+    pub(super) fn tell_recorded(&mut self, agents: &mut dyn Agents, observe: &mut dyn FnMut(&Event)) {
+        if let Some(recorded) = self.recorded.take() {
+            self.feed(Input::Recorded { refused: recorded.err() }, agents, observe);
+        }
+    }
+
+    /// Writes a change down.
+    pub(super) fn record(&mut self, change: Change, observe: &mut dyn FnMut(&Event)) {
+        let Change { intervention, run_toml, asked } = change;
+        let recorded = self.trade.record(&intervention, &run_toml);
+        if asked {
+            self.outcome = Some(recorded.clone().map(|()| intervention.step));
+        }
+        if recorded.is_ok() {
+            observe(&Event::Intervention(intervention));
+        }
+        self.recorded = Some(recorded);
     }
 
     fn act(&mut self, decision: Decision, trouble: u64, agents: &mut dyn Agents, observe: &mut dyn FnMut(&Event)) {
@@ -68,8 +89,10 @@ impl Controller<'_> {
                 self.asked_at = self.now();
                 self.members().iter().for_each(|p| agents.say(*p, &ToRank::Dump));
             }
-            Action::Intervene { step, detail, run_toml } => {
-                self.interventions.push((skip(step, detail), run_toml));
+            action @ Action::Intervene { .. } => {
+                if let Some(change) = change(action) {
+                    self.record(change, observe);
+                }
             }
             Action::Survey => {
                 let Survey { saved, notes } = self.trade.survey(self.policy.run());
@@ -77,6 +100,7 @@ impl Controller<'_> {
                 self.checks.hold_again();
                 self.feed(Input::Found { saved }, agents, observe);
             }
+            Action::Refuse => self.outcome = Some(Err(reason)),
             Action::Distrust { after } => self.distrust(after, &reason, observe),
             Action::Evict { host } => tell(format!("place nothing on host {host} any more"), observe),
             Action::AskStop => self.members().iter().for_each(|p| agents.say(*p, &ToRank::Stop)),
@@ -181,7 +205,11 @@ impl Controller<'_> {
     }
 }
 
-/// Batches are left out from `step` on.
-pub(super) fn skip(step: u64, detail: String) -> Intervention {
-    Intervention { step, action: "skip".into(), detail, by: "guard.skip_batches".into() }
+/// What is to be written down of a change.
+pub(super) fn change(action: Action) -> Option<Change> {
+    let Action::Intervene { step, detail, set, run_toml, asked } = action else { return None };
+    let (action, by) = if asked { ("reload", "lockstep reload") } else { ("skip", "guard.skip_batches") };
+    let set = Some(set).filter(|set| !set.is_empty());
+    let intervention = Intervention { step, action: action.into(), detail, by: by.into(), set };
+    Some(Change { intervention, run_toml, asked })
 }

@@ -3,7 +3,7 @@
 use events::Event;
 use policy::{Action, Decision, Input, Process};
 
-use super::act::skip;
+use super::act::change;
 use super::{Config, Controller, End, Trade};
 use crate::agent::Agents;
 use crate::fault::FaultKind;
@@ -57,9 +57,21 @@ impl<'a> Controller<'a> {
                         }
                         Input::Checked { step } | Input::Disputed { step, .. } => controller.checks.over(*step),
                         Input::Checkpoint { step, path } => controller.checks.checkpoint(*step, path.clone()),
+                        Input::Recorded { refused } => {
+                            if let Some(change) = controller.unwritten.take() {
+                                let step = change.intervention.step;
+                                if change.asked {
+                                    controller.outcome = Some(refused.clone().map_or(Ok(step), Err));
+                                }
+                                if refused.is_none() {
+                                    // It is there, if nobody has taken it away.
+                                    drop(trade.record(&change.intervention, &change.run_toml));
+                                }
+                            }
+                        }
                         _ => {}
                     }
-                    for Decision { action, .. } in controller.policy.on(at, input) {
+                    for Decision { action, reason } in controller.policy.on(at, input) {
                         match action {
                             Action::Kill { process } => {
                                 controller.signs.forget(process);
@@ -74,9 +86,8 @@ impl<'a> Controller<'a> {
                                 controller.repairs.seated(&world.processes);
                                 controller.checks_in(&world);
                             }
-                            Action::Intervene { step, detail, run_toml } => {
-                                controller.interventions.push((skip(step, detail), run_toml));
-                            }
+                            action @ Action::Intervene { .. } => controller.unwritten = change(action),
+                            Action::Refuse => controller.outcome = Some(Err(reason)),
                             Action::Distrust { after } => distrusted = Some(after),
                             Action::Tell(trouble) if !told => {
                                 let _ = controller.repairs.trouble(&trouble, at as f64 / 1000.0, None);

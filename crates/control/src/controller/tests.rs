@@ -44,6 +44,9 @@ impl Trade for Anything {
     fn survey(&self, _: &Run) -> Survey {
         Survey::default()
     }
+    fn record(&self, _: &events::Intervention, _: &str) -> Result<(), String> {
+        Ok(())
+    }
     fn distrust(&self, _: &Run, _: u64) -> Vec<String> {
         Vec::new()
     }

@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 
 use spec::Run;
 
+use super::intervene::Wish;
 use super::{ALL_ALIKE_MAX, AWAY_MS, Left, Next, Phase, Policy, checks_every};
 use crate::action::{Action, Origin, World};
 use crate::held::{Agreement, agree};
@@ -26,7 +27,11 @@ impl Policy {
             }
         }
         match self.phase {
-            Phase::Forming => self.form(now),
+            Phase::Forming => {
+                if !self.intervene() {
+                    self.form(now);
+                }
+            }
             Phase::Settling(_) => self.fill(now),
             Phase::Running => {
                 self.renew(now);
@@ -61,10 +66,11 @@ impl Policy {
             doing.iter().filter_map(|d| if let Doing::Holds(_, cause) = d { Some(cause) } else { None }).collect();
         // All ranks derive it from one vote, also those that were told to leave before they could say so.
         let not_finite = causes.iter().find(|cause| matches!(cause, Cause::NotFinite { .. }));
-        if let Some(Cause::NotFinite { reason, .. }) = not_finite
-            && let Err(why) = self.skip(reason)
-        {
-            return self.stop(DIVERGED, format!("{reason}{why}"));
+        if let Some(Cause::NotFinite { step, reason }) = not_finite {
+            if self.guard.skip_batches == 0 {
+                return self.stop(DIVERGED, reason.clone());
+            }
+            self.wishes.push_front(Wish::Skip(*step, reason.clone()));
         }
         for (process, doing) in members.iter().zip(&doing) {
             if failed(doing) {
@@ -126,30 +132,6 @@ impl Policy {
         );
         self.stop(BUDGET_SPENT, text);
         true
-    }
-
-    /// A step came to no number, for every rank alike: the batches up to its own are left out, from the newest checkpoint on, if
-    /// that is wanted. Why not, else.
-    fn skip(&mut self, reason: &str) -> Result<(), String> {
-        if self.guard.skip_batches == 0 {
-            return Err(String::new());
-        }
-        let saved = self.saves.newest_step();
-        let batches = self.committed.saturating_sub(saved) + self.guard.skip_batches;
-        let skip = self.wanted.train.skip.until(saved).and(saved + 1, batches);
-        let set = format!("train.skip={skip}");
-        let toml = self.wanted.values.to_toml();
-        let run = Run::parse(&toml, "the run without some batches", std::slice::from_ref(&set), self.cores);
-        self.wanted = run.map_err(|e| format!("; batches cannot be left out: {e}"))?;
-        let run_toml = self.wanted.values.to_toml();
-        let text = format!("{batches} batches are left out from step {} on: {reason}", saved + 1);
-        self.act(Action::Intervene { step: saved + 1, detail: set, run_toml }, text);
-        // At once: should all end here, nobody goes on from steps that are no more.
-        self.act(
-            Action::Distrust { after: saved },
-            format!("steps after {saved} are computed again without these batches"),
-        );
-        Ok(())
     }
 
     /// What the members hold together, if it is all there.

@@ -3,6 +3,7 @@
 
 mod form;
 mod hang;
+mod intervene;
 mod renew;
 mod saves;
 mod troubles;
@@ -129,6 +130,10 @@ pub struct Policy {
     stopping: bool,
     /// When somebody asked the run to stop.
     stop_asked: Option<u64>,
+    /// Changes of what the run is whose step is not known yet.
+    wishes: VecDeque<intervene::Wish>,
+    /// The one that is being written down.
+    written: Option<intervene::Written>,
     /// Hosts that are waited for before the first process is started.
     first_hosts: usize,
     /// Processes of the program before, still to be replaced.
@@ -228,6 +233,8 @@ impl Policy {
             suspicion: None,
             stopping: false,
             stop_asked: None,
+            wishes: VecDeque::new(),
+            written: None,
             first_hosts: 1,
             old: BTreeSet::new(),
             renewed_at: 0,
@@ -260,6 +267,11 @@ impl Policy {
     /// The run of that world.
     pub fn run(&self) -> &Run {
         self.world.as_ref().map_or(&self.wanted, |(_, run)| run)
+    }
+
+    /// The run as it is to be from the next world on, under the layout that the person wants.
+    pub fn wanted(&self) -> &Run {
+        &self.wanted
     }
 
     /// The last committed step.
@@ -408,7 +420,8 @@ impl Policy {
                     self.act(Action::AskStop, "somebody asked the run to stop");
                 }
             }
-            Input::Reload { run_toml } => self.reload(now, &run_toml),
+            Input::Reload { sets } => self.reload(now, sets),
+            Input::Recorded { refused } => self.recorded(refused),
             Input::Replace => self.replace(),
             Input::Tick => self.tick(now),
         }
@@ -532,19 +545,6 @@ impl Policy {
         if now > since + limit {
             let from = self.saves.name();
             self.stop(BUDGET_SPENT, format!("no world came together within {limit} ms; --resume goes on from {from}"));
-        }
-    }
-
-    fn reload(&mut self, now: u64, run_toml: &str) {
-        // The shell has validated it.
-        let Ok(run) = Run::parse(run_toml, "the changed run", &[], self.cores) else { return };
-        if self.guard.recompute_every == 0 && run.guard.recompute_every > 0 {
-            self.saves.begin_checks(self.reached);
-        }
-        self.guard = run.guard.clone();
-        self.wanted = run;
-        if self.phase == Phase::Running {
-            self.end_world(now, "the run was changed; it goes on from the last committed step");
         }
     }
 

@@ -176,7 +176,7 @@ fn gradients(executor: &mut Executor, batch: &Batch) -> Result<Decision, TrainEr
             _ => executor.instruction(instr, Mode::Train)?,
         }
     }
-    Ok(vote::decide(&executor.tally(Mode::Train)?, &run.train))
+    Ok(vote::decide(&executor.tally(Mode::Train)?, &run.train.recipe.at(1)))
 }
 
 impl Executor<'_> {

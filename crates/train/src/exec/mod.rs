@@ -444,7 +444,7 @@ impl<'a> Executor<'a> {
                     return Err(TrainError::Corrupt { ranks: tally.corrupt });
                 }
                 tally.loss = mutant::step_loss(self.mutant, tally.loss, &self.memory.losses);
-                let mut decision = vote::decide(&tally, &self.run.train);
+                let mut decision = vote::decide(&tally, &self.run.train.recipe.at(self.step));
                 let replica = |rank: u32| self.run.layout.coords(rank as usize).dp / self.run.layout.group;
                 if mode == Mode::Train && self.recheck.close(&tally.leaves, replica) {
                     decision.commit = false;

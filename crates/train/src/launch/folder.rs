@@ -12,6 +12,7 @@ use kernels::NUMERICS_VERSION;
 use spec::Run;
 
 use super::Summary;
+use super::record::INTERVENTIONS;
 use crate::best::Best;
 use crate::error::{NOT_SAVED, TrainError, UNUSABLE};
 use crate::rank::Ended;
@@ -23,8 +24,6 @@ pub struct RunFolder {
 
 /// Name of the file that keeps others out.
 pub(super) const LOCK: &str = "run.lock";
-/// Name of the file of what changed bits.
-const INTERVENTIONS: &str = "interventions.jsonl";
 
 /// While it lives no other run may use the folder.
 pub struct Lock(#[expect(dead_code, reason = "held for its lock")] File);
@@ -164,43 +163,18 @@ impl RunFolder {
         self.path.join("trace")
     }
 
-    /// Writes down that the run's numbers were changed on purpose.
-    ///
-    /// # Errors
-    /// Where the system refuses.
-    pub fn intervene(&self, intervention: &events::Intervention) -> Result<(), TrainError> {
-        let line = serde_json::to_string(intervention).map_err(|e| TrainError::Internal(e.to_string()))? + "\n";
-        let file = regular::open(File::options().create(true).append(true), &self.path.join(INTERVENTIONS));
-        file.and_then(|mut file| file.write_all(line.as_bytes())).map_err(self.io("cannot write", INTERVENTIONS))
-    }
-
-    /// Whether it was written down.
-    pub fn intervened(&self, intervention: &events::Intervention) -> bool {
-        let text = regular::read_to_string(&self.path.join(INTERVENTIONS)).unwrap_or_default();
-        text.lines()
-            .any(|line| serde_json::from_str(line).is_ok_and(|told: events::Intervention| told == *intervention))
-    }
-
     /// Writes the resolved run file.
     ///
     /// # Errors
     /// Where the system refuses.
     pub fn write_run(&self, run: &Run) -> Result<(), TrainError> {
-        // A disk that is full must not leave half of it in the place of the one before.
-        let (new, at) = (self.path.join("run.toml.new"), self.path.join("run.toml"));
-        let written = fs::write(&new, run.values.to_toml()).and_then(|()| fs::rename(&new, &at));
+        // Whole or not at all: a resume may be given it, and a full disk must not leave half of it.
+        let (draft, at) = (self.path.join("run.toml.draft"), self.path.join("run.toml"));
+        let written = fs::write(&draft, run.values.to_toml()).and_then(|()| fs::rename(&draft, &at));
         written.map_err(|e| {
-            drop(fs::remove_file(&new));
+            drop(fs::remove_file(&draft));
             self.io("cannot write", "run.toml")(e)
         })
-    }
-
-    /// Reads it again.
-    ///
-    /// # Errors
-    /// Where the system refuses, or somebody changed it.
-    pub fn read_run(&self, cores: usize) -> Result<Run, TrainError> {
-        Ok(Run::load(&self.path.join("run.toml"), &[], cores)?)
     }
 
     /// Where its controller's journal is.

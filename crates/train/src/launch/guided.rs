@@ -21,6 +21,7 @@ use policy::{Laws, Piece, Unchecked};
 use spec::Run;
 
 use super::flight;
+use super::folder::complain;
 use super::hosts::{self, Earlier};
 use super::reload::{Change, Desk};
 use super::survey::survey;
@@ -42,6 +43,10 @@ pub(super) struct Knowledge {
     pub flights: PathBuf,
     /// Where checkpoints are.
     pub checkpoints: PathBuf,
+    /// The run's folder.
+    pub folder: RunFolder,
+    /// Cores of a host.
+    pub cores: usize,
 }
 
 /// The laws of layouts and state, as the program and its checker know them.
@@ -90,6 +95,16 @@ impl Trade for Knowledge {
         survey(&self.checkpoints, run)
     }
 
+    fn record(&self, intervention: &Intervention, run_toml: &str) -> Result<(), String> {
+        self.folder.intervene(intervention)?;
+        // It counts from here on; the run file that says the same is for whoever reads it.
+        let run = Run::parse(run_toml, "the run", &[], self.cores).map_err(TrainError::from);
+        if let Err(e) = run.and_then(|run| self.folder.write_run(&run)) {
+            complain(&format!("run.toml does not say what was changed, interventions.jsonl does: {e}"));
+        }
+        Ok(())
+    }
+
     fn distrust(&self, run: &Run, after: u64) -> Vec<String> {
         distrust(&self.checkpoints, run, after)
     }
@@ -115,6 +130,8 @@ pub(super) fn distrust(checkpoints: &Path, run: &Run, after: u64) -> Vec<String>
 /// What [`supervise`] needs beside the request.
 pub(super) struct Guided<'a> {
     pub request: &'a Request,
+    /// The run, with what was changed in it before.
+    pub run: &'a Run,
     pub folder: &'a RunFolder,
     pub job: &'a JobSpec,
     /// What every process of the run is.
@@ -138,8 +155,9 @@ pub(super) struct Guided<'a> {
 /// # Errors
 /// What ended the run; a deliberate fault that was not seen or not repaired.
 pub(super) fn supervise(guided: Guided, observe: &mut dyn FnMut(&Event)) -> Result<Ended, TrainError> {
-    let Guided { request, folder, job, identity, from, unchecked, injection, began, listener, lease, earlier } = guided;
-    let run = earlier.as_ref().map_or(&request.run, |earlier| &earlier.run);
+    let Guided { request, run, folder, job, identity, from, unchecked, injection, began, listener, lease, earlier } =
+        guided;
+    let run = earlier.as_ref().map_or(run, |earlier| &earlier.run);
     let machine_cores = job.cores;
     let job = serde_json::to_value(job).map_err(|e| TrainError::Internal(e.to_string()))?;
     let journal = folder.journal();
@@ -158,7 +176,13 @@ pub(super) fn supervise(guided: Guided, observe: &mut dyn FnMut(&Event)) -> Resu
     };
     // Cores of other hosts are theirs to give.
     let allowed = if request.hosts.is_some() { Vec::new() } else { pin::allowed() };
-    let trade = Knowledge { allowed, flights: folder.flights(), checkpoints: folder.checkpoints() };
+    let trade = Knowledge {
+        allowed,
+        flights: folder.flights(),
+        checkpoints: folder.checkpoints(),
+        folder: RunFolder::new(folder.path()),
+        cores: machine_cores,
+    };
     let io = |source| TrainError::Io { what: "cannot write", path: journal.clone(), source };
     let at = listener.as_ref().and_then(|listener| listener.local_addr().ok());
     let mut lease = match (lease, at) {
@@ -185,9 +209,8 @@ pub(super) fn supervise(guided: Guided, observe: &mut dyn FnMut(&Event)) -> Resu
     let mut chance = injection.random.map(Chance::new);
     let mut stopping = false;
     let desk = Desk::new(folder.path(), machine_cores);
-    let mut wanted = if earlier.is_some() { folder.read_run(machine_cores)? } else { run.clone() };
-    // A change whose first world is not formed yet: that of which generation, and what it changes.
-    let mut changed: Option<(u64, Vec<String>)> = None;
+    // A change whose step is not known yet, or not written down.
+    let mut asked: Option<Change> = None;
     // The program that takes over, until it has.
     let mut handed: Option<PathBuf> = None;
     let end = loop {
@@ -221,27 +244,32 @@ pub(super) fn supervise(guided: Guided, observe: &mut dyn FnMut(&Event)) -> Resu
             stopping = true;
             controller.ask_stop(agents, observe);
         }
-        if let Some((generation, recipe)) = changed.take_if(|(generation, _)| controller.generation() > *generation) {
-            for set in recipe {
-                let step = controller.committed() + 1;
-                let detail = format!("{set}, from world {} on", generation + 1);
-                let by = "lockstep reload".into();
-                let intervention = Intervention { step, action: "reload".into(), detail, by };
-                folder.intervene(&intervention)?;
-                observe(&Event::Intervention(intervention));
+        let ready = match &asked {
+            // One after the other.
+            Some(_) => controller.outcome().and_then(|outcome| Some((asked.take()?, outcome.map(Some)))),
+            None => desk.look(controller.wanted(), &StateLaws, agents.program().is_some()).and_then(|change| {
+                // One more than places: while processes are replaced, the new one is there before the old one goes.
+                agents.slots(change.run.layout.world() + change.run.guard.spares + 1);
+                if !change.sets.is_empty() {
+                    observe(&Event::Notice { text: format!("a change of the run is asked for: {}", change.shown()) });
+                    controller.reload(change.sets.clone(), agents, observe);
+                }
+                if change.of_recipe() {
+                    asked = Some(change);
+                    return None;
+                }
+                let refused = controller.outcome().and_then(Result::err);
+                Some((change, refused.map_or(Ok(None), Err)))
+            }),
+        };
+        if let Some((change, outcome)) = ready {
+            desk.answer(&change, &outcome);
+            if let Err(why) = &outcome {
+                observe(&Event::Notice { text: format!("the run goes on unchanged: {why}") });
+            } else if let Err(e) = folder.write_run(controller.wanted()) {
+                observe(&Event::Notice { text: e.to_string() });
             }
-            folder.write_run(&wanted)?;
-        }
-        if let Some(Change { run, recipe, keys, binary }) = desk.look(&wanted, &StateLaws, agents.program().is_some()) {
-            wanted = run;
-            // One more than places: while processes are replaced, the new one is there before the old one goes.
-            agents.slots(wanted.layout.world() + wanted.guard.spares + 1);
-            if keys {
-                observe(&Event::Notice { text: format!("the run is changed on request: {}", wanted.layout) });
-                changed = Some((controller.generation(), recipe));
-                controller.reload(wanted.values.to_toml(), agents, observe);
-            }
-            if let Some(binary) = binary {
+            if let (Ok(_), Some(binary)) = (outcome, change.binary) {
                 observe(&Event::Notice {
                     text: format!("rank processes go over to {} on request, one by one", binary.display()),
                 });
@@ -255,15 +283,6 @@ pub(super) fn supervise(guided: Guided, observe: &mut dyn FnMut(&Event)) -> Resu
         if let Some(binary) = handed.take_if(|_| controller.replacing() == 0) {
             observe(&Event::Notice { text: format!("all rank processes are of {} now", binary.display()) });
         }
-        let decided = controller.interventions();
-        // What the controller before decided it may not have lived to write down.
-        for (intervention, run_toml) in decided.into_iter().filter(|(i, _)| earlier.is_none() || !folder.intervened(i))
-        {
-            folder.intervene(&intervention)?;
-            observe(&Event::Intervention(intervention));
-            wanted = Run::parse(&run_toml, "the run", &[], machine_cores)?;
-            folder.write_run(&wanted)?;
-        }
         if let Some(chance) = &mut chance {
             chance.strike(&controller, agents, observe);
         }
@@ -276,11 +295,13 @@ pub(super) fn supervise(guided: Guided, observe: &mut dyn FnMut(&Event)) -> Resu
                 ),
             });
             controller = Controller::rebuild(&config, &trade, Some(controller.leave())).map_err(io)?;
-            // All of them are written down.
-            drop(controller.interventions());
         }
     };
     controller.close(observe);
+    if let Some(change) = asked {
+        let outcome = controller.outcome().unwrap_or_else(|| Err(format!("it ended before: {}", end.reason)));
+        desk.answer(&change, &outcome.map(Some));
+    }
     agents.end(end.code, &end.reason);
     if let Some(lease) = lease {
         lease.give_back();

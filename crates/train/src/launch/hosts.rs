@@ -212,7 +212,9 @@ pub(super) fn earlier(folder: &RunFolder, asked: &Run, cores: usize) -> Result<O
         return Ok(None);
     }
     let run = Run::parse(&run_toml, "the run at work", &[], cores)?;
-    let differ = differences(&plain(&run_toml), &plain(&asked.values.to_toml()));
+    // What was changed in the run since belongs to it, whether the one who calls has it in the run file or not.
+    let first = |toml: &str| spec::definition_until(&plain(toml), 0);
+    let differ = differences(&first(&run_toml), &first(&asked.values.to_toml()));
     if !differ.is_empty() {
         return Err(TrainError::BadInput(format!(
             "the run at work in {} has other settings: {}; call the controller with its own, and change it with `lockstep reload`",

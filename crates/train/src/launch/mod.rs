@@ -9,6 +9,7 @@ mod guided;
 mod hosts;
 mod offload;
 mod profile;
+mod record;
 pub mod reload;
 mod resume;
 mod survey;
@@ -36,6 +37,7 @@ pub use folder::RunFolder;
 pub(crate) use guided::StateLaws;
 pub use hosts::Hosts;
 pub use profile::{Profiling, Window};
+pub use record::with_course;
 
 pub(crate) use profile::write as write_record;
 
@@ -46,6 +48,7 @@ use crate::persist;
 use crate::pin;
 use crate::rank::Ended;
 use profile::Profiler;
+use resume::Went;
 use threads::ThreadRanks;
 use watch::Watch;
 
@@ -172,18 +175,21 @@ pub fn train_mutant(
         Some(_) => hosts::earlier(&folder, run, cores)?,
         None => None,
     };
-    let (resume, mut known, damaged, unchecked, distrusts) = match &earlier {
+    let (resume, mut known, damaged, unchecked, distrusts, went) = match &earlier {
         Some(earlier) => {
             began = earlier.began;
             let text = format!("going on where the controller before was, by {}", folder.journal().display());
-            (earlier.from.clone(), vec![text], Vec::new(), earlier.unchecked.clone(), false)
+            let went = Went { run: earlier.run.clone(), untold: Vec::new() };
+            (earlier.from.clone(), vec![text], Vec::new(), earlier.unchecked.clone(), false, went)
         }
         None => {
-            let found = folder.resume_point(run, &data.definition(run), request.resume)?;
+            let found = folder.resume_point(run, &data.definition(run), request.resume, cores)?;
             let checkpoint = found.checkpoint.map(|checkpoint| (checkpoint.meta().step, checkpoint.path().to_owned()));
-            (checkpoint, found.notes, found.damaged, found.unchecked, found.distrusts)
+            (checkpoint, found.notes, found.damaged, found.unchecked, found.distrusts, found.went)
         }
     };
+    // With what was changed in it, as far as it went.
+    let run = &went.run;
     let done = resume.as_ref().map_or(0, |(step, _)| *step);
     let profiling = request.profile.map(|window| Profiling::new(window, run, done, folder.traces())).transpose()?;
     injection.check(run, done).map_err(TrainError::BadInput)?;
@@ -212,6 +218,9 @@ pub fn train_mutant(
         }
         folder.unusable(e)
     })?;
+    for intervention in &went.untold {
+        folder.intervene(intervention).map_err(TrainError::BadInput)?;
+    }
     log.count_from(began);
     known.extend(set_aside);
     if let Some(text) = persist::mend_held(&folder.checkpoints()) {
@@ -321,6 +330,7 @@ pub fn train_mutant(
         }
         let guided = guided::Guided {
             request,
+            run,
             folder: &folder,
             job: &job,
             identity,

@@ -13,20 +13,22 @@ use events::regular;
 use kernels::NUMERICS_VERSION;
 use policy::Laws;
 use serde::{Deserialize, Serialize};
-use spec::{Run, Transport};
+use spec::{RECIPE, Run, Transport, is_of_recipe};
 
+use super::record::INTERVENTIONS;
 use super::{RunFolder, prove};
 use crate::error::TrainError;
 
-/// What may change bits: the recipe, not what the numbers are sums of.
-const RECIPE: [&str; 7] =
-    ["train.lr", "train.lr_min", "train.clip", "train.weight_decay", "train.beta1", "train.beta2", "train.eps"];
 /// What never changes bits.
 const FREE: [&str; 3] = ["layout.", "guard.", "checkpoint."];
 const REQUEST: &str = "reload.request";
+/// What it is called while the run deals with it.
+const TAKEN: &str = "reload.taken";
 const ANSWER: &str = "reload.answer";
-/// How long the run may take to answer.
+/// How long the run may take to see the request.
 const PATIENCE: Duration = Duration::from_secs(60);
+/// How long it may take to answer then: its world has to end before a change of the recipe has a step.
+const PATIENCE_TAKEN: Duration = Duration::from_secs(600);
 /// How long a binary may take to say what it is.
 const ABOUT_LIMIT: Duration = Duration::from_secs(10);
 /// How often the answer is looked for.
@@ -137,8 +139,9 @@ pub fn request(folder: &Path, sets: &[String], binary: Option<&Path>) -> Result<
     let id = std::process::id().into();
     let text = serde_json::to_string(&Request { id, sets: sets.to_vec(), binary }).unwrap_or_default();
     write_whole(&path, &text).map_err(io)?;
-    let deadline = Instant::now() + PATIENCE;
-    while Instant::now() < deadline {
+    let began = Instant::now();
+    let mut at_work = true;
+    loop {
         let answer =
             regular::read_to_string(&folder.join(ANSWER)).ok().and_then(|t| serde_json::from_str::<Answer>(&t).ok());
         if let Some(answer) = answer.filter(|answer| answer.id == id) {
@@ -148,13 +151,29 @@ pub fn request(folder: &Path, sets: &[String], binary: Option<&Path>) -> Result<
                 Some(reason) => Err(TrainError::BadInput(format!("the run goes on unchanged: {reason}"))),
             };
         }
+        let waited = began.elapsed();
+        // Who takes it renames it; once it is gone here it never will.
+        if (!at_work || waited > PATIENCE) && fs::remove_file(&path).is_ok() {
+            let why = match at_work {
+                true => format!(
+                    "did not answer within {} s; does it run rank processes (more than one rank, layout.transport shm or tcp)?",
+                    PATIENCE.as_secs()
+                ),
+                false => "has ended; `lockstep train --resume` starts it under another layout".into(),
+            };
+            return Err(TrainError::BadInput(format!("nothing is changed: the run in {shown} {why}")));
+        }
+        if !at_work || waited > PATIENCE_TAKEN {
+            return Err(TrainError::BadInput(format!(
+                "the run in {shown} took the request and {}: whether it holds stands in {}",
+                if at_work { "has not answered yet" } else { "ended before it answered" },
+                folder.join(INTERVENTIONS).display()
+            )));
+        }
+        // Looked at before the answer is: the last word of a run that ends is seen.
+        at_work = RunFolder::new(folder).lock_if_there().is_err();
         std::thread::sleep(LOOK);
     }
-    let _ = fs::remove_file(&path);
-    Err(TrainError::BadInput(format!(
-        "the run in {shown} did not answer within {} s; does it run rank processes (more than one rank, layout.transport shm or tcp)?",
-        PATIENCE.as_secs()
-    )))
 }
 
 fn write_whole(path: &Path, text: &str) -> std::io::Result<()> {
@@ -169,19 +188,34 @@ pub(super) struct Desk {
     cores: usize,
 }
 
-/// A change that the run accepted.
+/// A change that the run can make.
 pub(super) struct Change {
+    /// Whose request it is.
+    id: u64,
+    /// What is changed, each `key=value`.
+    pub sets: Vec<String>,
+    /// The run with that.
     pub run: Run,
-    /// What it changes of the recipe, as `key=value`; empty: no bit.
-    pub recipe: Vec<String>,
-    /// Keys are changed.
-    pub keys: bool,
     /// The program of rank processes from now on, if it is another one.
     pub binary: Option<PathBuf>,
 }
 
+impl Change {
+    /// It changes the recipe, and with it bits.
+    pub fn of_recipe(&self) -> bool {
+        self.sets.iter().any(|set| is_of_recipe(set))
+    }
+
+    /// For the person.
+    pub fn shown(&self) -> String {
+        format!("{} | {}", self.sets.join(" "), self.run.layout)
+    }
+}
+
 impl Desk {
+    /// What was asked of an earlier run in the folder is nothing that this one is asked.
     pub fn new(folder: &Path, cores: usize) -> Self {
+        [REQUEST, TAKEN, ANSWER].iter().for_each(|name| drop(fs::remove_file(folder.join(name))));
         Self { folder: folder.to_owned(), cores }
     }
 
@@ -189,43 +223,48 @@ impl Desk {
     ///
     /// `local`: the processes are of this machine, and can be of another binary.
     pub fn look(&self, run: &Run, laws: &dyn Laws, local: bool) -> Option<Change> {
-        let path = self.folder.join(REQUEST);
-        let text = regular::read_to_string(&path).ok()?;
-        let _ = fs::remove_file(&path);
+        let (path, taken) = (self.folder.join(REQUEST), self.folder.join(TAKEN));
+        // Who asks takes a request back by removing it: it is theirs or ours, never both.
+        fs::rename(path, &taken).ok()?;
+        let text = regular::read_to_string(&taken).ok()?;
         let request: Request = serde_json::from_str(&text).ok()?;
         let binary = request.binary.as_ref();
-        let changed = change(run, &request.sets, self.cores).and_then(|mut change| {
+        let changed = change(run, &request.sets, self.cores).and_then(|(run, sets)| {
             if binary.is_some() && !local {
                 let why =
                     "the agents of several hosts start their own binary; stop the run, change it there and start again";
                 return Err(TrainError::BadInput(why.into()));
             }
-            binary.map_or(Ok(()), |binary| fits(binary, &change.run, laws))?;
-            change.binary = binary.map(|binary| binary.path.clone());
-            Ok(change)
+            binary.map_or(Ok(()), |binary| fits(binary, &run, laws))?;
+            Ok(Change { id: request.id, sets, run, binary: binary.map(|binary| binary.path.clone()) })
         });
-        let answer = match &changed {
-            Ok(change) => Answer {
-                id: request.id,
-                refused: None,
-                text: match &change.binary {
-                    None => format!("from the next step on: {} | {}", request.sets.join(" "), change.run.layout),
-                    Some(binary) => format!(
-                        "from the next step on: {} | {} | rank processes go over to {} one by one",
-                        request.sets.join(" "),
-                        change.run.layout,
-                        binary.display()
-                    ),
-                },
-            },
-            Err(e) => Answer { id: request.id, refused: Some(e.to_string()), text: String::new() },
+        changed
+            .map_err(|e| self.tell(&Answer { id: request.id, refused: Some(e.to_string()), text: String::new() }))
+            .ok()
+    }
+
+    /// Tells who asked what became of it: the step with which a change of the recipe begins, or why nothing is changed.
+    pub fn answer(&self, change: &Change, outcome: &Result<Option<u64>, String>) {
+        let from = match outcome {
+            Ok(Some(step)) => format!("from step {step} on"),
+            _ => "from the next step on".into(),
         };
-        let _ = write_whole(&self.folder.join(ANSWER), &serde_json::to_string(&answer).unwrap_or_default());
-        changed.ok()
+        let over = match &change.binary {
+            None => String::new(),
+            Some(binary) => format!(" | rank processes go over to {} one by one", binary.display()),
+        };
+        let text = format!("{from}: {}{over}", change.shown());
+        self.tell(&Answer { id: change.id, refused: outcome.as_ref().err().cloned(), text });
+    }
+
+    fn tell(&self, answer: &Answer) {
+        let _ = write_whole(&self.folder.join(ANSWER), &serde_json::to_string(answer).unwrap_or_default());
+        let _ = fs::remove_file(self.folder.join(TAKEN));
     }
 }
 
-fn change(run: &Run, sets: &[String], cores: usize) -> Result<Change, TrainError> {
+/// The run with `sets`, and these in one form.
+fn change(run: &Run, sets: &[String], cores: usize) -> Result<(Run, Vec<String>), TrainError> {
     let key = |set: &str| set.split('=').next().unwrap_or_default().trim().to_owned();
     let free = |key: &str| FREE.iter().any(|section| key.starts_with(section));
     if let Some(other) = sets.iter().map(|s| key(s)).find(|k| !free(k) && !RECIPE.contains(&k.as_str())) {
@@ -239,8 +278,12 @@ fn change(run: &Run, sets: &[String], cores: usize) -> Result<Change, TrainError
         return Err(TrainError::BadInput("layout.transport = threads: rank processes cannot become threads".into()));
     }
     prove(&changed)?;
-    let recipe = sets.iter().filter(|set| !free(&key(set))).cloned().collect();
-    Ok(Change { run: changed, recipe, keys: !sets.is_empty(), binary: None })
+    // However a number was written: what is written down is read again as the same.
+    let plain = |set: &String| match changed.values.float(&key(set)).filter(|_| is_of_recipe(set)) {
+        Some(value) => format!("{}={value:?}", key(set)),
+        None => set.clone(),
+    };
+    Ok((changed.clone(), sets.iter().map(plain).collect()))
 }
 
 #[cfg(test)]
@@ -251,9 +294,9 @@ mod tests {
     fn what_defines_the_sums_stays() {
         let text = "[model]\npreset = \"nano\"\n[data]\nsource = \"synthetic\"\n[train]\nsteps = 10\nbatch = 8\nseq = 16\n[layout]\ndp = 2\n";
         let run = Run::parse(text, "t", &[], 1).unwrap();
-        let with = |set: &str| change(&run, &[set.into()], 1).map(|c| (c.run.layout.world(), c.recipe));
-        assert_eq!(with("layout.dp=4").unwrap(), (4, vec![]));
-        assert_eq!(with("train.lr=1e-4").unwrap(), (2, vec!["train.lr=1e-4".to_string()]));
+        let with = |set: &str| change(&run, &[set.into()], 1).map(|(run, sets)| (run.layout.world(), sets.concat()));
+        assert_eq!(with("layout.dp=4").unwrap(), (4, "layout.dp=4".into()));
+        assert_eq!(with("train.lr = 1_0e-5").unwrap(), (2, "train.lr=0.0001".into()));
         for (set, word) in [
             ("grid.dp=1", "grid.dp cannot be changed"),
             ("layout.dp=9", "layout.dp = 9"),

@@ -8,19 +8,31 @@ use std::path::{Path, PathBuf};
 
 use checkpoint::store::Store;
 use checkpoint::{Checkpoint, Meta};
-use events::{Event, regular};
+use events::{Event, Intervention, regular};
 use kernels::NUMERICS_VERSION;
 use policy::Unchecked;
-use spec::Run;
+use spec::{Interventions, Run};
 
 use super::folder::LOCK;
+use super::record::{self, Apart, INTERVENTIONS, go_on};
 use super::{Resuming, RunFolder};
 use crate::error::TrainError;
 use crate::persist;
 
+/// A run with what was changed in it so far.
+#[derive(Debug)]
+pub struct Went {
+    /// The run.
+    pub run: Run,
+    /// What was changed in it that neither its run file nor its folder tells: its checkpoint does.
+    pub untold: Vec<Intervention>,
+}
+
 /// What a run begins with.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub struct Resume {
+    /// The run.
+    pub went: Went,
     /// The checkpoint that it goes on from, every byte of it read and good.
     pub checkpoint: Option<Checkpoint>,
     /// What the person should know about it.
@@ -56,7 +68,15 @@ impl RunFolder {
     /// # Errors
     /// A folder that holds another run, or any run without `resume`; `resume` without a whole checkpoint of this run;
     /// a store that holds another run's.
-    pub fn resume_point(&self, run: &Run, definition: &str, resume: Resuming) -> Result<Resume, TrainError> {
+    ///
+    /// `definition` is that of `run` and its data; `cores` are those of the machine.
+    pub fn resume_point(
+        &self,
+        run: &Run,
+        definition: &str,
+        resume: Resuming,
+        cores: usize,
+    ) -> Result<Resume, TrainError> {
         let used = self.in_use()?;
         let store = run.checkpoint.store.as_ref().map(Store::open).transpose();
         let store = store.map_err(|e| TrainError::BadInput(e.to_string()))?;
@@ -80,11 +100,12 @@ impl RunFolder {
                     store.name()
                 )));
             }
-            return Ok(Resume::default());
+            return Ok(Resume::of(run.clone()));
         }
+        let (asked, recorded) = (Interventions::of(run), self.recorded()?);
         let only_checked = resume == Resuming::Checked;
         let noted = persist::checked(&self.checkpoints());
-        let mut resume = Resume::default();
+        let mut resume = Resume::of(run.clone());
         let near = checkpoint::list(&self.checkpoints())?.into_iter().map(|(step, path)| (step, Some(path)));
         let mut found: Vec<_> = near.collect();
         if let Some(store) = &store {
@@ -125,6 +146,19 @@ impl RunFolder {
                         resume.damaged.retain(|damaged| *damaged != step);
                     }
                     self.same_run(run, definition, &one)?;
+                    let past = Interventions::of_definition(&one.meta().definition);
+                    let course = match go_on(&asked, &recorded, (step, &past)) {
+                        Ok(course) => course,
+                        Err(Apart::Asked(foreign)) => return Err(self.other_course(&one, &foreign, &past)),
+                        Err(Apart::Without(missing)) => {
+                            // Its ranks died before they heard of it, or it is of a time to which somebody set the folder back.
+                            let why = format!("it was computed without {missing}, which {INTERVENTIONS} has");
+                            resume.notes.push(format!("the checkpoint of step {step} is passed over: {why}"));
+                            reasons.push(format!("\n  {}: {why}", path.display()));
+                            resume.distrusts = true;
+                            continue;
+                        }
+                    };
                     let until = checked_until(one.meta(), noted);
                     let all = all_checked_until(one.meta(), noted);
                     if only_checked && all.is_none_or(|all| all < step) {
@@ -153,6 +187,12 @@ impl RunFolder {
                             let text = format!("going on after step {step} of {}{place}", path.display());
                             resume.notes.push(text);
                             resume.notes.extend(older_version(run, one.meta()));
+                            resume.went.run = record::with(run, &course, cores)?;
+                            resume.went.untold = untold(&past.until(step).without(&asked).without(&recorded), step);
+                            if course != asked {
+                                let text = format!("what was changed in the run so far holds: {course}");
+                                resume.notes.push(text);
+                            }
                             let unseen = one.meta().unseen;
                             let doubt = until.filter(|until| *until < step || unseen.is_some());
                             if let Some(checked) = doubt.filter(|_| step < run.train.steps) {
@@ -315,14 +355,22 @@ impl RunFolder {
         Ok(false)
     }
 
-    /// That the checkpoint is of the run in all that defines it.
+    /// That the run file asks for changes which the checkpoint, of `past`, has not gone through.
+    fn other_course(&self, found: &Checkpoint, foreign: &Interventions, past: &Interventions) -> TrainError {
+        let past = past.until(found.meta().step);
+        let past = if past.is_empty() { "none".into() } else { past.to_string() };
+        TrainError::BadInput(format!(
+            "{} has not gone through {foreign}, which the run file has: its changes are {past}; remove them from the run file (a resume \
+             knows what was changed in a run), or begin a run with them in another --run-dir",
+            found.path().display()
+        ))
+    }
+
+    /// That the checkpoint is of the run in all that defines it, but for what was changed on the way.
     fn same_run(&self, run: &Run, ours: &str, found: &Checkpoint) -> Result<(), TrainError> {
-        // What is left out later is not in it yet.
-        let skip = |run: &Run| format!("skip = {}\n", run.train.skip);
-        let so_far = run.train.skip.until(found.meta().step);
-        let there = if so_far.is_empty() { String::new() } else { format!("skip = {so_far}\n") };
-        let ours = &ours.replace(&skip(run), &there);
-        let differences = differences(&spec::settled(&found.meta().definition), ours);
+        // What was changed on the way is looked at by itself.
+        let first = |definition: &str| spec::definition_until(&spec::settled(definition), 0);
+        let differences = differences(&first(&found.meta().definition), &first(ours));
         if !differences.is_empty() {
             return Err(TrainError::BadInput(format!(
                 "{} belongs to another run: {}; use its run file ({} holds every value), or another --run-dir",
@@ -332,8 +380,33 @@ impl RunFolder {
             )));
         }
         let tensors = spec::tensors::tensors(&run.model);
-        Ok(found.check_model(ours, &tensors, run.grid.tp, NUMERICS_VERSION)?)
+        Ok(found.check_model(&found.meta().definition, &tensors, run.grid.tp, NUMERICS_VERSION)?)
     }
+}
+
+impl Resume {
+    fn of(run: Run) -> Self {
+        Self {
+            went: Went { run, untold: Vec::new() },
+            checkpoint: None,
+            notes: Vec::new(),
+            damaged: Vec::new(),
+            unchecked: None,
+            distrusts: false,
+        }
+    }
+}
+
+/// What the checkpoint of `step` alone tells of, as it is to stand in the folder again.
+fn untold(past: &Interventions, step: u64) -> Vec<Intervention> {
+    let told = |(at, set): (u64, String)| Intervention {
+        step: at,
+        action: if set.starts_with("train.skip") { "skip" } else { "reload" }.into(),
+        detail: set.clone(),
+        by: format!("the checkpoint of step {step}"),
+        set: Some(set),
+    };
+    past.by_step().into_iter().map(told).collect()
 }
 
 /// What a person should know of a checkpoint that does not say which validations came before it.

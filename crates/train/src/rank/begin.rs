@@ -3,6 +3,8 @@
 use checkpoint::Checkpoint;
 use checkpoint::hf::HfFolder;
 
+use spec::{Interventions, Run};
+
 use super::{Ending, Job, Remains, Start};
 use crate::best::Best;
 use crate::error::TrainError;
@@ -40,6 +42,7 @@ pub fn load(job: &Job, executor: &mut Executor, start: Start) -> Result<Loaded, 
         },
         Start::Disk(path) => {
             let from = Checkpoint::open(&path).map_err(TrainError::from)?;
+            same_course(&job.run, &from)?;
             persist::load(executor, &from)?;
             let bytes = executor.chunks.values().map(|state| 4 * state.resident() as u64).sum();
             let step = from.meta().step;
@@ -60,6 +63,18 @@ pub fn load(job: &Job, executor: &mut Executor, start: Start) -> Result<Loaded, 
             Ok(fresh)
         }
     }
+}
+
+/// That the checkpoint has gone through what was changed in the run up to its step, and nothing else.
+fn same_course(run: &Run, from: &Checkpoint) -> Result<(), TrainError> {
+    let step = from.meta().step;
+    let (ours, theirs) = (Interventions::of(run), Interventions::of_definition(&from.meta().definition));
+    let (ours, theirs) = (ours.until(step), theirs.until(step));
+    if ours == theirs {
+        return Ok(());
+    }
+    let path = from.path().display();
+    Err(TrainError::Internal(format!("{path} has gone through other changes ({theirs}) than the run ({ours})")))
 }
 
 /// What there is after state was to come and not all had theirs: what it was to come from, and what has come if it is whole here.
