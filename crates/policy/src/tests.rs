@@ -211,7 +211,7 @@ fn where_batches_may_be_left_out_the_run_goes_back_and_on_without_them() {
     desk.says(0, at(6), cause());
     let out = desk.says(1, at(6), cause());
     // Those of steps 5 and 6, that of 7, and one more. Nothing follows before that is written down.
-    let [Action::Intervene { step: 5, set, asked: false, .. }] = &out[..] else { panic!("{out:?}") };
+    let [Action::Survey, Action::Intervene { step: 5, set, asked: false, .. }] = &out[..] else { panic!("{out:?}") };
     assert_eq!(set, "train.skip=[\"5+4\"]");
     assert_eq!(desk.on(Input::Tick), []);
     let out = desk.on(Input::Recorded { refused: None });

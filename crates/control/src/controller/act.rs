@@ -95,7 +95,7 @@ impl Controller<'_> {
                 }
             }
             Action::Survey => {
-                let Survey { saved, notes } = self.trade.survey(self.policy.run());
+                let Survey { saved, notes } = self.trade.survey(self.policy.wanted());
                 notes.into_iter().for_each(|text| observe(&Event::Notice { text }));
                 self.checks.hold_again();
                 self.feed(Input::Found { saved }, agents, observe);

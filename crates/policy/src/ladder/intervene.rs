@@ -3,7 +3,7 @@
 
 use spec::{Interventions, Run, is_of_recipe};
 
-use super::{Phase, Policy};
+use super::{Next, Phase, Policy};
 use crate::DIVERGED;
 use crate::action::Action;
 
@@ -60,6 +60,11 @@ impl Policy {
     /// All is known of the world that ended, so the next step is: has changes that begin with it written down. True while
     /// places have to wait for that.
     pub(super) fn intervene(&mut self) -> bool {
+        if !self.wishes.is_empty() && self.origin == Next::Saved && self.world.is_some() && !self.surveyed {
+            // A step that nobody lived to tell of may be in a checkpoint: it was computed without the change.
+            self.act(Action::Survey, "the run is changed, and goes on from disk");
+            return true;
+        }
         while self.written.is_none()
             && let Some(wish) = self.wishes.pop_front()
         {

@@ -8,8 +8,13 @@ fn reload(sets: &[&str]) -> Input {
 
 /// The step, and what a run file says for it.
 fn intervenes(actions: &[Action]) -> (u64, String) {
-    let [Action::Intervene { step, set, .. }] = actions else { panic!("{actions:?}") };
-    (*step, set.clone())
+    // Where the run goes on from disk that is looked at first.
+    match actions {
+        [Action::Intervene { step, set, .. }] | [Action::Survey, Action::Intervene { step, set, .. }] => {
+            (*step, set.clone())
+        }
+        _ => panic!("{actions:?}"),
+    }
 }
 
 fn recipe(world: &World, step: u64) -> spec::Recipe {
@@ -90,6 +95,21 @@ fn a_change_before_all_died_begins_after_the_steps_that_were_computed() {
     desk.on(Input::Ready { process: Process(2) });
     let world = formed(&desk.on(Input::Ready { process: Process(3) }));
     assert_eq!((world.origin.clone(), recipe(&world, 6).lr), (Origin::Disk("c/4".into()), 1e-3));
+}
+
+/// Step 7 was computed and saved by ranks that did not live to tell of it, nor heard of the change.
+#[test]
+fn a_change_begins_after_the_checkpoint_that_nobody_lived_to_tell_of() {
+    let mut desk = Desk::running(&["layout.dp=2"], 6);
+    desk.folder.insert(7, "c/7".into());
+    desk.on(reload(&["train.lr=1e-4"]));
+    desk.exits(0);
+    let out = desk.exits(1);
+    assert!(out.iter().any(|a| matches!(a, Action::Intervene { step: 8, .. })), "{out:?}");
+    desk.on(Input::Recorded { refused: None });
+    desk.on(Input::Ready { process: Process(2) });
+    let world = formed(&desk.on(Input::Ready { process: Process(3) }));
+    assert_eq!((world.origin.clone(), recipe(&world, 7).lr), (Origin::Disk("c/7".into()), 1e-3));
 }
 
 #[test]

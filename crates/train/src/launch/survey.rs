@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 use checkpoint::store::Store;
 use checkpoint::{Checkpoint, CheckpointError};
 use control::controller::Survey;
-use spec::Run;
+use spec::{Interventions, Run};
 
 /// Ends the timeline of the worlds before under `checkpoints`, so that no writer of theirs commits anything any more, then looks for
 /// the newest checkpoint that is good, here and else in the slower tier. Older ones are named without being read whole.
@@ -14,7 +14,7 @@ pub(super) fn survey(checkpoints: &Path, run: &Run) -> Survey {
     if let Err(e) = checkpoint::go_back(checkpoints, u64::MAX) {
         notes.push(format!("a writer of the world before may still commit a checkpoint: {e}"));
     }
-    let mut saved = near(checkpoints, &mut notes);
+    let mut saved = near(checkpoints, run, &mut notes);
     if saved.is_empty() {
         saved.extend(far(checkpoints, run, &mut notes));
     }
@@ -23,16 +23,17 @@ pub(super) fn survey(checkpoints: &Path, run: &Run) -> Survey {
 }
 
 /// In the run's folder, the newest first.
-fn near(checkpoints: &Path, notes: &mut Vec<String>) -> Vec<(u64, PathBuf)> {
+fn near(checkpoints: &Path, run: &Run, notes: &mut Vec<String>) -> Vec<(u64, PathBuf)> {
     let all = checkpoint::list(checkpoints).unwrap_or_else(|e| {
         notes.push(format!("checkpoints cannot be listed: {e}"));
         Vec::new()
     });
     let mut good: Vec<(u64, PathBuf)> = Vec::new();
     for (step, path) in all.into_iter().rev() {
-        let found = if good.is_empty() { whole(&path) } else { Checkpoint::open(&path).map(drop) };
+        let found = if good.is_empty() { whole(&path) } else { Checkpoint::open(&path) };
         match found {
-            Ok(()) => good.push((step, path)),
+            Ok(found) if !same_course(&found, run) => notes.push(other_course(step)),
+            Ok(_) => good.push((step, path)),
             Err(e) => notes.push(format!("the checkpoint of step {step} is passed over: {e}")),
         }
     }
@@ -46,18 +47,32 @@ fn far(checkpoints: &Path, run: &Run, notes: &mut Vec<String>) -> Option<(u64, P
     let (store, mut steps) = store.map_err(|e| notes.push(format!("checkpoint.store cannot be read: {e}"))).ok()?;
     steps.sort_unstable();
     for step in steps.into_iter().rev() {
-        match store.fetch(step, checkpoints).and_then(|path| whole(&path).map(|()| path)) {
-            Ok(path) => return Some((step, path)),
+        match store.fetch(step, checkpoints).and_then(|path| whole(&path).map(|found| (path, found))) {
+            Ok((_, found)) if !same_course(&found, run) => notes.push(other_course(step)),
+            Ok((path, _)) => return Some((step, path)),
             Err(e) => notes.push(format!("the copy of step {step} in {url} is passed over: {e}")),
         }
     }
     None
 }
 
-/// That every byte of the checkpoint at `path` is as it was written.
-fn whole(path: &Path) -> Result<(), CheckpointError> {
-    let problems = Checkpoint::open(path)?.verify_with(crate::pin::allowed().len()).problems;
-    problems.into_iter().next().map_or(Ok(()), Err)
+/// The checkpoint at `path`, every byte of which is as it was written.
+fn whole(path: &Path) -> Result<Checkpoint, CheckpointError> {
+    let found = Checkpoint::open(path)?;
+    let problems = found.verify_with(crate::pin::allowed().len()).problems;
+    problems.into_iter().next().map_or(Ok(found), Err)
+}
+
+/// Whether it has gone through what was changed in `run` up to its step, and through nothing else.
+fn same_course(found: &Checkpoint, run: &Run) -> bool {
+    let (step, past) = (found.meta().step, Interventions::of_definition(&found.meta().definition));
+    past.until(step) == Interventions::of(run).until(step)
+}
+
+fn other_course(step: u64) -> String {
+    format!(
+        "the checkpoint of step {step} is passed over: it has not gone through the changes of the run up to its step"
+    )
 }
 
 #[cfg(test)]
