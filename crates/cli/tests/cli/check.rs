@@ -89,7 +89,10 @@ fn what_cannot_be_laid_out_is_refused() {
     let out = check(&[], &["layout.pp=9"]).expect(2);
     out.says(&["layout.pp = 9", "4 layers", "at most 4"]);
     assert!(out.stdout.is_empty(), "{out}");
-    check(&["--json"], &["layout.dp=3", "layout.cells=[4]"]).expect(2).says(&["layout.cells", "3 numbers"]);
+    // An object, as everything is with --json.
+    let out = check(&["--json"], &["layout.dp=3", "layout.cells=[4]"]).expect(2);
+    assert!(out.stdout.contains("\"kind\":\"error\"") && out.stdout.contains("layout.cells"), "{out}");
+    assert!(out.stdout.contains("3 numbers") && out.stderr.is_empty(), "{out}");
 }
 
 #[test]
