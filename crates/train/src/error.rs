@@ -145,7 +145,7 @@ impl TrainError {
         }
     }
 
-    /// The error of a run that has begun. [`BAD_INPUT`] promises that nothing was written, which is not true any more.
+    /// The error of a run that has begun. Exit code 2 promises that nothing was written, which is not true any more.
     #[must_use]
     pub fn of_begun(self) -> Self {
         if self.exit_code() == BAD_INPUT { Self::Rank { code: UNUSABLE, reason: self.to_string() } } else { self }
