@@ -10,7 +10,6 @@ mod label;
 mod profile;
 pub mod pytorch;
 pub mod record;
-pub mod records;
 pub mod straggler;
 #[cfg(test)]
 mod testing;
