@@ -189,7 +189,8 @@ impl Saver {
         let thread = std::thread::Builder::new().name("checkpoint-room".into());
         let make = move || {
             let _ = rustix::process::nice(WRITER_NICE);
-            if run.layout.transport != Transport::Threads {
+            // A rank that is alone has no controller but where agents run it; what that one knows stays in any case.
+            if run.layout.transport != Transport::Threads && run.layout.world() > 1 {
                 persist::wait_until_known(&root, step, KNOWN_LIMIT);
             }
             let pending = uploader.map_or(Vec::new(), |uploader| uploader.pending());
