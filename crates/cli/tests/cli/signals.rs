@@ -21,7 +21,7 @@ fn uninterrupted() -> &'static str {
 /// The steps that have a checkpoint.
 fn saved(lab: &Lab) -> Vec<u64> {
     let found = fs::read_dir(lab.path("out/checkpoints")).unwrap().map(|e| e.unwrap().file_name());
-    let mut steps: Vec<_> = found.map(|n| n.to_str().unwrap()["step-".len()..].parse().unwrap()).collect();
+    let mut steps: Vec<_> = found.filter_map(|n| n.to_str()?.strip_prefix("step-")?.parse().ok()).collect();
     steps.sort();
     steps
 }

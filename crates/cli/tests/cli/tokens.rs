@@ -90,7 +90,7 @@ fn text_goes_through_the_tokenizer_of_the_model() {
     let words = ["eval", "--model", "hf", "--seq", "16", "--sequences", "2", "--json", "--data", "words.txt"];
     // The end of a document by the model's config is none of this tokenizer.
     let refused = lab.lockstep(&words).expect(2);
-    assert!(refused.stderr.contains("says eos_token_id = 256, which is no token of it"), "{refused}");
+    assert!(refused.stdout.contains("says eos_token_id = 256, which is no token of it"), "{refused}");
     let config = std::fs::read_to_string(lab.path("hf/config.json")).unwrap();
     lab.write("hf/config.json", config.replace("\"eos_token_id\": 256", "\"eos_token_id\": null"));
     let direct = lab.lockstep(&words).expect(0);
