@@ -33,7 +33,7 @@ pub fn settled(args: Vec<OsString>, exists: impl Fn(&Path) -> bool) -> Vec<OsStr
         let is_option = |word: &OsString| word.to_string_lossy().starts_with('-');
         let (mut words, mut others) = (Vec::new(), Vec::new());
         while let Some(word) = args.next_if(|word| {
-            // A first word that names nothing is a slip of KEY=VALUE, and told as such.
+            // A first word that is no file is most likely a KEY=VALUE that was mistyped, and the error says so.
             !is_option(word) && (has(word, '=') || words.is_empty() && others.is_empty())
         }) {
             if has(&word, '=') || !exists(Path::new(&word)) {

@@ -5,7 +5,7 @@ use crate::faults::Faults;
 use crate::recipe::Recipe;
 use crate::run::{LrSchedule, TrainConfig};
 
-/// Refuses what cannot be trained with; each law names the key, its range and a usual value.
+/// Refuses settings under which nothing can be trained. Each error names the key, its range and a usual value.
 pub(crate) fn check(train: &TrainConfig) -> Result<(), SpecError> {
     let TrainConfig { steps, warmup, decay, schedule, .. } = *train;
     let mut faults = Faults::default();

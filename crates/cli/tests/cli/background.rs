@@ -68,7 +68,7 @@ fn one_that_is_due_too_early_is_skipped_aloud() {
 /// Killed for good, parent or rank, while half of a checkpoint is on disk.
 fn killed_in_the_middle(victim: Option<usize>) {
     let lab = Lab::new();
-    // The second rank writes so much later that half of one is seen, and there are many of them.
+    // The second rank writes later than the first, so the test sees checkpoints of which only one part is there.
     let sets = ["train.steps=300", "layout.dp=2", "checkpoint.background=true", "checkpoint.stagger_ms=1000"];
     let inject = hold(0, 41, None);
     let mut run = lab.start_train("out", &["--inject", &inject], &[&sets[..], &["checkpoint.every=5"]].concat());
