@@ -130,7 +130,7 @@ pub fn run(args: &Args) -> Result<u8, TrainError> {
     }
 }
 
-/// That a run's file is one, before it is opened: reading from a pipe might never end.
+/// Checks that a file of a run is a regular file before it is opened: reading from a pipe might never end.
 fn regular(path: &Path) -> Result<(), TrainError> {
     events::regular::check(path).map_err(|e| TrainError::BadInput(format!("{}: {e}", path.display())))
 }

@@ -43,7 +43,7 @@ pub trait Trade: Send {
     /// The checkpoints of these steps are not removed, however old they get. `checked`: the newest one of which all is known to be
     /// good that was computed before it.
     fn hold(&self, steps: &[u64], checked: Option<u64>);
-    /// The worlds before are over: ends their timeline, so that nothing of them is committed any more, and looks which checkpoints
+    /// Called when earlier worlds are over. Ends their timeline, so that they commit nothing any more, and looks which checkpoints
     /// are there.
     fn survey(&self, run: &Run) -> Survey;
     /// Writes down that the run is changed, so that no death takes it back; the run is that of `run_toml` from then on. What is

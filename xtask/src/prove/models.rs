@@ -251,7 +251,7 @@ fn checked(drawn: &Drawn, asked: &Asked) -> Result<Run, Verdict> {
     };
     match guarded(|| prove(&run)) {
         Err(words) => Err(Verdict::Fault(format!("the check panics: {words}"))),
-        // The laws of the run file accept it, and the lists that are made for it are unsound.
+        // The run file is valid, but the checker refuses the programs that are lowered from it.
         Ok(Err(e)) => Err(Verdict::Fault(format!("the checker refuses what was lowered: {e}"))),
         Ok(Ok(_)) => Ok(run),
     }

@@ -197,7 +197,7 @@ fn batches_that_are_left_out_stay_so_after_a_death_under_the_run_file_of_before(
     assert_eq!(out.digest(), with_record(&set), "{out}");
 }
 
-/// An older version changed the run file and wrote down a step that it did not know.
+/// Older versions changed the run file at a reload, and the step in their record could be wrong.
 #[test]
 fn a_folder_of_an_older_version_goes_on_by_its_run_file() {
     let lab = Lab::new();

@@ -268,7 +268,7 @@ impl RunFolder {
         ))
     }
 
-    /// Looks at what is there before anything is opened: a pipe in the place of a file would block whoever opens it.
+    /// Checks all files of the folder before any is opened: opening a pipe in the place of a file would block.
     ///
     /// # Errors
     /// What is no file where one must be, or no folder.
